@@ -1,0 +1,58 @@
+# One command surface. `make demo` and `make test` work on a fresh machine; everything else builds on `make setup`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help setup demo test test-long lint format bench bench-peers chaos chaos-short kernels-compile clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+setup: $(READY) ## virtual environment with the pinned packages, then the model; does nothing where both are in place
+	@$(BIN)/python -m engine.weights.fetch smollm2-135m
+
+$(READY): pyproject.toml constraints.txt
+	@echo "setup: creating $(VENV) with the packages pinned in constraints.txt (about 1.7 GB, 1-3 minutes)"
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "setup: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3")'
+	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || { echo "setup: python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install -q -c constraints.txt torch numpy 2>&1 | { grep -v '^WARNING: Location' || true; }
+	$(BIN)/pip install -q -c constraints.txt -e '.[engine,dev]' 2>&1 | { grep -v '^WARNING: Location' || true; }
+	touch $@
+
+demo: setup ## summarizes real documents through every part, on an embedded server
+	@$(BIN)/python -m bench.demo
+
+test: setup ## all tests but the long ones
+	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+
+test-long: setup ## the long tests
+	@$(BIN)/python -m pytest -m long $(ARGS)
+
+lint: setup ## ruff, mypy --strict, import direction
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## what ruff can mend by itself
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+define later
+	@echo "$@: not built yet; see the open work on $(1) in CHANGELOG.md" >&2; exit 1
+endef
+
+bench: ; $(call later,benchmarks)
+bench-peers: ; $(call later,speed)
+chaos: ; $(call later,the queue's proofs)
+chaos-short: ; $(call later,the queue's proofs)
+kernels-compile: ; $(call later,Triton kernels)
+
+clean: ## forgets the virtual environment; the model cache stays
+	rm -rf $(VENV)

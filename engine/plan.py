@@ -1,0 +1,108 @@
+"""The plan: what the scheduler decides for one step, as plain data.
+
+A runner applies a plan in this order: `swap_out`, `swap_in`, `copies`, then the forward of `rows`.
+A device block that is swapped out may be written again by the same plan, so that order is part of the contract.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+
+class BlockMove(NamedTuple):
+    """Copy of one whole block: `source` and `target` are device block ids, or host slots, by the list that holds it."""
+
+    source: int
+    target: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence's share of a step.
+
+    position   0 ........... start ............ start + len(token_ids)
+               | KV is in the pool | computed and written by this step |
+    block_table[i] holds positions [i * block_size, (i + 1) * block_size) and covers all of the above
+    """
+
+    sequence: Sequence
+    start: int
+    token_ids: list[int]
+    block_table: list[int]
+    num_logits: (
+        int  # the last n positions whose logits are wanted: 0 inside a prompt, 1 to sample, more for prompt_logprobs
+    )
+    draws: list[Sequence] = field(
+        default_factory=list
+    )  # sequences that each draw a token from the last logits (n after a prompt)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(slots=True)
+class Plan:
+    step_index: int
+    rows: list[Row] = field(default_factory=list)
+    copies: list[BlockMove] = field(default_factory=list)  # device -> device, copy-on-write
+    swap_out: list[BlockMove] = field(default_factory=list)  # device -> host
+    swap_in: list[BlockMove] = field(default_factory=list)  # host -> device
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(row.token_ids) for row in self.rows)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.rows or self.copies or self.swap_out or self.swap_in)
+
+
+class TokenLogprob(NamedTuple):
+    token_id: int
+    logprob: float  # natural log, of the raw model distribution
+    rank: int  # 1 = most likely
+
+
+class PositionLogprobs(NamedTuple):
+    """The chosen token at one position and the most likely ones there, most likely first."""
+
+    chosen: TokenLogprob
+    top: tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class Sampled:
+    """One draw. `error` is set instead of a token when that draw alone failed (NaN logits, empty support)."""
+
+    token_id: int | None
+    logprobs: PositionLogprobs | None = None
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """`samples` run parallel to the plan: for each row in order, one entry for each of its draws in order.
+
+    `prompt_logprobs[i]` holds row i's prompt positions, for rows that asked: entry j is about the token *after*
+    position `row.end - row.num_logits + j`, as far as that token is part of the prompt.
+    """
+
+    samples: list[Sampled]
+    prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+
+
+class Runner(Protocol):
+    """Executes plans: a model on a device, or the deterministic fake. It keeps KV, never decides."""
+
+    vocab_size: int
+    max_model_len: int
+    num_kv_blocks: int
+    num_host_slots: int
+    block_size: int
+
+    def execute(self, plan: Plan) -> StepResult: ...

@@ -1,0 +1,280 @@
+"""Records that processes exchange: MessagePack inside, JSON outside, validated by msgspec.
+
+Times are integer milliseconds of the Redis server's clock (`*_ms`). Records carry a version `v`; each release reads its
+own and the previous one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Literal
+
+import msgspec
+
+from infra.states import Status
+
+VERSION = 1
+
+
+class Struct(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Base of all records. Unknown fields are ignored on reading, so that a newer release may add some."""
+
+
+class Tier(StrEnum):
+    INTERACTIVE = "interactive"
+    STANDARD = "standard"
+    BULK = "bulk"
+
+
+class Kind(StrEnum):
+    GENERATE = "generate"
+    CHAT = "chat"
+
+
+class Message(Struct):
+    role: str
+    content: str
+    name: str | None = None
+
+
+class Webhook(Struct):
+    """Where to tell the end of a job. `events` names the types wanted (API.md); empty means every terminal one."""
+
+    url: str
+    events: list[str] = []
+
+
+class RunItem(Struct):
+    """Marks a job as a child of a run: its end wakes the run."""
+
+    run_id: str
+    item_id: str
+
+
+class JobSpec(Struct):
+    """What was asked for; never changes after submit. Exactly one of `messages`, `prompt`, `prompt_token_ids`, `blob` is set.
+
+    `params` holds `engine.params.SamplingParams` as a plain mapping, validated before submit, its seed drawn.
+    `blob` names a blob with this spec's MessagePack where it is too large for the store.
+    """
+
+    model: str
+    kind: Kind
+    params: dict[str, Any] = {}
+    messages: list[Message] | None = None
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    blob: str | None = None
+    metadata: dict[str, str] = {}
+    webhook: Webhook | None = None
+    run_item: RunItem | None = None
+    salt: str = ""  # prefix-cache domain, derived by the gateway from the tenant, never the caller's alone
+    v: int = VERSION
+
+
+class NewJob(Struct):
+    """A job about to be admitted. Writing it twice with one id writes it once."""
+
+    id: str
+    spec: JobSpec
+    tier: Tier = Tier.STANDARD
+    priority: int = 0
+    tenant: str = "default"
+    cost_tokens: int = (
+        0  # KV tokens it may come to hold: prompt plus what it may generate, times choices where they part
+    )
+    queue_ttl_ms: int | None = None  # expires if not started so long after its submission
+    deadline_ms: int | None = None  # expires if not finished by this point of Redis time
+    attempt_timeout_ms: int | None = None  # one attempt may not run longer
+    traceparent: str | None = None
+
+
+class Usage(Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class TokenLogprob(Struct, array_like=True):
+    token_id: int
+    token: str
+    logprob: float
+
+
+class PositionLogprobs(Struct, array_like=True):
+    chosen: TokenLogprob
+    top: list[TokenLogprob]
+
+
+class ChoiceDelta(Struct):
+    """What one flush added to one choice of a job."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+class Choice(Struct):
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+    stop_reason: int | str | None = None
+    logprobs: list[PositionLogprobs] | None = None
+
+
+class Result(Struct):
+    choices: list[Choice] = []
+    prompt_logprobs: list[PositionLogprobs | None] | None = None
+    blob: str | None = None  # names a blob with this result's MessagePack where it is too large for the store
+    v: int = VERSION
+
+
+class JobError(Struct):
+    """Why a job failed. `code` is stable, `message` says what is wrong and what to do."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+
+class Outcome(Struct):
+    """The end of a job, committed once."""
+
+    status: Status
+    result: Result | None = None
+    usage: Usage = msgspec.field(default_factory=Usage)
+    error: JobError | None = None
+    timeline: dict[str, float] = {}
+
+
+class Job(Struct):
+    """A job's durable record as it stands."""
+
+    id: str
+    spec: JobSpec
+    status: Status
+    lane: int
+    tier: Tier
+    priority: int
+    tenant: str
+    cost_tokens: int
+    attempt: int
+    lost_count: int
+    num_events: int  # the next sequence number
+    created_ms: int
+    owner: str | None = None
+    started_ms: int | None = None  # of the first attempt
+    finished_ms: int | None = None
+    deadline_ms: int | None = None
+    attempt_timeout_ms: int | None = None
+    profile: str | None = None  # numerics profile of the first attempt
+    retry_of: str | None = None
+    outcome: Outcome | None = None
+    traceparent: str | None = None
+
+
+EventType = Literal[
+    "job.queued", "job.started", "job.delta", "job.requeued",
+    "job.succeeded", "job.failed", "job.cancelled", "job.expired",
+]  # fmt: skip
+
+
+class EventBody(Struct):
+    """What an event says beside its type, number and time."""
+
+    attempt: int = 0
+    deltas: list[ChoiceDelta] = []
+    num_prompt_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    usage: Usage | None = None
+    error: JobError | None = None
+    reason: str | None = None  # of a requeue: "hand_over", "lease_lost", "retry"
+
+
+class Event(Struct):
+    """One entry of a job's event log. `sequence_number` counts from 0 without gaps; its stream id is `(n + 1)-0`."""
+
+    type: str
+    sequence_number: int
+    at_ms: int
+    body: EventBody
+
+    @property
+    def is_last(self) -> bool:
+        return self.type.removeprefix("job.") in ("succeeded", "failed", "cancelled", "expired")
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's right to write to a job: valid while the record's attempt is this one and it runs."""
+
+    job_id: str
+    attempt: int
+
+
+class Claim(Struct):
+    """A job handed to a worker, with the events of earlier attempts to go on from (empty at the first)."""
+
+    job: Job
+    history: list[Event] = []
+
+    @property
+    def hold(self) -> Hold:
+        return Hold(job_id=self.job.id, attempt=self.job.attempt)
+
+
+class Publication(Struct):
+    """New events of one job, written all or not at all, if the hold is still good."""
+
+    hold: Hold
+    events: list[EventBody]  # each becomes one `job.delta`
+
+
+class Notice(Struct):
+    """One entry of a lane's outbox: what must be told to the outside after a job changed.
+
+    Kept until whoever finished the work deletes it; claiming it only hides it for a while.
+    """
+
+    id: str
+    job_id: str
+    lane: int
+    topic: Literal["webhook", "run"]
+    event: str  # "job.succeeded", ...
+    sequence_number: int
+    created_ms: int
+    tries: int  # times it has been claimed, this one included
+    webhook: Webhook | None = None
+    run_item: RunItem | None = None
+    traceparent: str | None = None
+
+
+class ModelCard(Struct):
+    """What the gateway must know of an alias to admit work for it; valid when no worker runs."""
+
+    alias: str
+    max_model_len: int
+    vocab_size: int
+    tokenizer_digest: str
+    tokenizer_blob: str  # blob with tokenizer.json
+    weights_digest: str
+    profile: str  # numerics profile of the workers
+    chat_template: str | None = None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    eos_token_ids: list[int] = []
+    prefill_tokens_per_s: float | None = None  # measured; None until a worker has measured it
+    decode_tokens_per_s: float | None = None
+    created_ms: int = 0
+    v: int = VERSION
+
+
+def pack(record: Any) -> bytes:
+    return msgspec.msgpack.encode(record)

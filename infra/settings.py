@@ -1,0 +1,73 @@
+"""Settings, written once: these dataclasses feed the command line, the environment (`MILLSTREAM_*`) and TOML files.
+
+A field's name is its flag (`--lease-seconds`) and its variable (`MILLSTREAM_LEASE_SECONDS`); its comment is its help.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def _cache() -> Path:
+    return Path.home() / ".cache" / "millstream"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    """Where the shared state lives."""
+
+    redis_url: str | None = (
+        None  # redis://, rediss:// or unix://; None: an embedded server (`millstream up`) or localhost
+    )
+    blob_url: str | None = None  # file:///folder or s3://bucket/prefix for large payloads; None: a folder in the cache
+    cache_dir: Path | None = None  # converted models, embedded server's data, blobs; None: ~/.cache/millstream
+
+    @property
+    def cache(self) -> Path:
+        return self.cache_dir or _cache()
+
+    @property
+    def blobs(self) -> str:
+        return self.blob_url or (self.cache / "blobs").absolute().as_uri()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    host: str = "127.0.0.1"  # anything but loopback is refused as long as no API key exists
+    port: int = 8080
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_queue_length: int = 100_000  # waiting jobs per lane; beyond it submits get 429
+    event_page: int = 512  # events read at once for one stream
+    keepalive_seconds: float = 15.0  # comment line on silent event streams
+    shutdown_seconds: float = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSettings:
+    model: str = "smollm2-135m"  # alias, local folder, hub id, s3:// URL, or `fake` for the deterministic stand-in
+    alias: str | None = None  # public name; None: the model's own
+    lease_seconds: float = 30.0
+    renew_seconds: float = 8.0
+    stall_seconds: float = 180.0  # no finished step for so long: renewals stop and another worker takes over
+    drain_seconds: float = 30.0  # on SIGTERM: finish what fits, hand the rest over
+    flush_seconds: float = 0.02  # tokens of so long are published together
+    metrics_port: int = 0  # 0: none
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatcherSettings:
+    webhook_allow: str = ""  # comma-separated hosts or networks that webhooks may reach although they are private
+    webhook_secret: str | None = None  # whsec_...; None: one is made once and kept in the store
+    webhook_timeout_seconds: float = 15.0
+    webhook_concurrency: int = 64
+    webhook_schedule: str = "0,5,300,1800,7200,18000,36000,36000"  # seconds before each try
+    sweep_seconds: float = 30.0
+    notice_hide_seconds: float = 60.0  # a notice whose relay died returns after so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    celery_url: str | None = None  # broker of the steps; None: the store's server
+    run_window: int = 16  # child jobs of one run in the queue at once
+    file_roots: str = ""  # colon-separated folders that file:// inputs may name; empty: none

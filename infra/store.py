@@ -1,0 +1,130 @@
+"""What a job store promises. `infra.jobs` keeps it in Redis or Valkey, `infra.memory` in this process; one test suite holds both to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLoad:
+    """What lies in a lane right now."""
+
+    waiting: dict[str, int]  # tier -> jobs not running: queued, delayed
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    expired: list[str] = field(default_factory=list)
+
+
+class JobStore(Protocol):
+    """Every method may raise StoreUnavailable; then nothing is known to be written, and calling again is safe."""
+
+    async def open_lane(self, alias: str) -> int:
+        """The alias's lane to write to, made on first use."""
+        ...
+
+    async def lanes(self, alias: str | None = None) -> list[int]:
+        """Lanes of an alias, or all of them; ascending."""
+        ...
+
+    async def put_card(self, card: ModelCard) -> None: ...
+
+    async def cards(self) -> dict[str, ModelCard]: ...
+
+    async def claim_key(self, tenant: str, route: str, key: str, fingerprint: str, job_id: str) -> str:
+        """Claims an idempotency key for 24 h: returns `job_id`, or the id claimed before with the same fingerprint.
+
+        Raises IdempotencyMismatch where the key was claimed with another fingerprint.
+        """
+        ...
+
+    async def submit(self, job: NewJob) -> bool:
+        """Admits a job: record, stream entry, `job.queued` event. False where the id was admitted before (nothing changes)."""
+        ...
+
+    async def get(self, job_id: str) -> Job | None: ...
+
+    async def list_jobs(self, tenant: str, *, limit: int, after: str | None = None) -> list[Job]:
+        """A tenant's jobs, newest first, behind `after`."""
+        ...
+
+    async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
+                    profile: str = "") -> Claim | None:  # fmt: skip
+        """Starts the next attempt of the job that should go first: a ripe one of the due clock, else a tier's head.
+
+        Takes only a job whose cost fits `free_tokens` (None: an idle worker takes any). Expires what it meets past its
+        time. A lapsed lease raises `lost_count`; at 3 the job fails with `worker_lost` instead of being handed out.
+        """
+        ...
+
+    async def renew(self, lane: int, holds: Sequence[Hold], *, lease_seconds: float) -> list[Hold]:
+        """Extends leases; returns the holds that are no longer good (newer attempt, cancelled, expired)."""
+        ...
+
+    async def publish(self, lane: int, publications: Sequence[Publication]) -> list[Hold]:
+        """Appends `job.delta` events and wakes the feed; returns the holds that were refused, nothing written for them."""
+        ...
+
+    async def commit(self, hold: Hold, outcome: Outcome, *, last: Publication | None = None) -> bool:
+        """Ends a job in one step: last deltas, status, result, terminal event, notices. False where the hold is not good."""
+        ...
+
+    async def release(self, hold: Hold, *, reason: str, delay_seconds: float = 0.0) -> bool:
+        """Gives a running job back (`hand_over`, `retry`): claimable after the delay. False where the hold is not good."""
+        ...
+
+    async def cancel(self, job_id: str) -> Job | None:
+        """Ends a queued or running job as cancelled at once; a running worker is refused from then on. Idempotent.
+
+        The result holds what was published so far. Returns the record as it stands after, None if unknown.
+        """
+        ...
+
+    async def delete(self, job_id: str) -> bool:
+        """Forgets a finished job. False where there is none; raises Conflict while it is not finished."""
+        ...
+
+    async def events(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[Event]:
+        """Events with numbers above `after`. Raises UnknownJob, or EventsGone where the log has expired."""
+        ...
+
+    async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        """Blocks until something may be claimable in the lanes or the time is up; returns ids cancelled meanwhile.
+
+        The first call notes where the lanes stand. A hint only: claim decides.
+        """
+        ...
+
+    async def wait_for_events(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        """Blocks until event logs in the lanes grow, or the time is up; returns the job ids. A hint only: read the logs."""
+        ...
+
+    async def load(self, lane: int) -> LaneLoad: ...
+
+    async def position(self, job_id: str) -> int | None:
+        """Waiting jobs ahead in its tier; None unless queued."""
+        ...
+
+    async def sweep(self, lane: int) -> Sweep:
+        """Expires what is past its time. Safe to run from many processes at once."""
+        ...
+
+    async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:
+        """Claims ripe notices of the outbox and hides them for a while; they return unless deleted."""
+        ...
+
+    async def delay_notice(self, notice: Notice, *, delay_seconds: float) -> None: ...
+
+    async def delete_notice(self, notice: Notice) -> None: ...
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailable where the server does not answer or refuses writes."""
+        ...
+
+    async def close(self) -> None: ...
