@@ -52,8 +52,9 @@ class RunItem(Struct):
 
 
 class JobSpec(Struct):
-    """What was asked for; never changes after submit. Exactly one of `messages`, `prompt`, `prompt_token_ids`, `blob` is set.
+    """What was asked for; never changes after submit.
 
+    Exactly one of `messages`, `prompt`, `prompt_token_ids`, `blob` is set.
     `params` holds `engine.params.SamplingParams` as a plain mapping, validated before submit, its seed drawn.
     `blob` names a blob with this spec's MessagePack where it is too large for the store.
     """

@@ -20,7 +20,7 @@ LANES = "ms:lanes"  # hash: lane number -> alias; its field "next" counts
 
 
 def new_job_id(lane: int, unique: str | None = None) -> str:
-    """A new id in `lane`. With `unique` (lower-case letters and digits), the same id each time: feeding twice is harmless."""
+    """A new id in `lane`. With `unique` (8-64 lower-case letters and digits), the same id each time."""
     return f"job-{lane}-{unique or secrets.token_hex(12)}"
 
 

@@ -1,4 +1,7 @@
-"""What a job store promises. `infra.jobs` keeps it in Redis or Valkey, `infra.memory` in this process; one test suite holds both to it."""
+"""What a job store promises.
+
+`infra.jobs` keeps it in Redis or Valkey, `infra.memory` in this process; one test suite holds both to it.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class JobStore(Protocol):
         ...
 
     async def submit(self, job: NewJob) -> bool:
-        """Admits a job: record, stream entry, `job.queued` event. False where the id was admitted before (nothing changes)."""
+        """Admits a job: record, stream entry, `job.queued` event. False, nothing changed, where the id was there."""
         ...
 
     async def get(self, job_id: str) -> Job | None: ...
@@ -68,15 +71,15 @@ class JobStore(Protocol):
         ...
 
     async def publish(self, lane: int, publications: Sequence[Publication]) -> list[Hold]:
-        """Appends `job.delta` events and wakes the feed; returns the holds that were refused, nothing written for them."""
+        """Appends `job.delta` events and wakes the feed; returns the holds refused: nothing is written for them."""
         ...
 
     async def commit(self, hold: Hold, outcome: Outcome, *, last: Publication | None = None) -> bool:
-        """Ends a job in one step: last deltas, status, result, terminal event, notices. False where the hold is not good."""
+        """Ends a job in one step: last deltas, status, result, terminal event, notices. False: the hold is not good."""
         ...
 
     async def release(self, hold: Hold, *, reason: str, delay_seconds: float = 0.0) -> bool:
-        """Gives a running job back (`hand_over`, `retry`): claimable after the delay. False where the hold is not good."""
+        """Gives a running job back (`hand_over`, `retry`): claimable after the delay. False: the hold is not good."""
         ...
 
     async def cancel(self, job_id: str) -> Job | None:
@@ -102,7 +105,7 @@ class JobStore(Protocol):
         ...
 
     async def wait_for_events(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
-        """Blocks until event logs in the lanes grow, or the time is up; returns the job ids. A hint only: read the logs."""
+        """Blocks until event logs in the lanes grow, or the time is up; returns their job ids. A hint only."""
         ...
 
     async def load(self, lane: int) -> LaneLoad: ...
