@@ -232,10 +232,16 @@ class Claim(Struct):
 
 
 class Publication(Struct):
-    """New events of one job, written all or not at all, if the hold is still good."""
+    """New events of one job, written all or not at all, if the hold is still good.
+
+    `first_number` is the sequence number that the first of them is due to get; the holder knows it from the claim
+    (`job.num_events`) and from what it published since. Events already there are not written again, so a call may be
+    repeated when its reply was lost. None: whichever number is next, and a repetition repeats.
+    """
 
     hold: Hold
     events: list[EventBody]  # each becomes one `job.delta`
+    first_number: int | None = None
 
 
 class Notice(Struct):
