@@ -1,0 +1,52 @@
+"""Runs: bulk workflows made of child jobs fed through a window.
+
+`records` says what a run is, `store` what a run store promises; `redis` keeps it in Redis or Valkey, `memory` here.
+
+The gateway needs `new_run_id`, `NewRun`, `SummaryParams`, `DocumentSource`, `document_blob` and of a `RunStore`
+`create`, `get`, `cancel`; the steps of runs need the rest.
+"""
+
+from infra.runs.records import (
+    Chunk,
+    DocumentSource,
+    DocumentState,
+    DocumentView,
+    Failure,
+    ItemState,
+    ItemStatus,
+    NewRun,
+    Report,
+    RunCounts,
+    RunHeader,
+    RunView,
+    Style,
+    SummaryParams,
+    document_blob,
+    new_run_id,
+    output_blob,
+)
+from infra.runs.store import Document, DocumentUpdate, RunStore, Written
+
+__all__ = [
+    "Chunk",
+    "Document",
+    "DocumentSource",
+    "DocumentState",
+    "DocumentUpdate",
+    "DocumentView",
+    "Failure",
+    "ItemState",
+    "ItemStatus",
+    "NewRun",
+    "Report",
+    "RunCounts",
+    "RunHeader",
+    "RunStore",
+    "RunView",
+    "Style",
+    "SummaryParams",
+    "Written",
+    "document_blob",
+    "new_run_id",
+    "output_blob",
+]
