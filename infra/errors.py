@@ -67,6 +67,14 @@ class IdempotencyMismatch(MillstreamError):
     code = "idempotency_key_reused"
 
 
+class QueueFull(MillstreamError):
+    """As many jobs are waiting as this queue takes; try again when some have been worked off."""
+
+    status = 429
+    code = "queue_full"
+    retryable = True
+
+
 class StoreUnavailable(MillstreamError):
     """The store refuses writes or cannot be reached; nothing was recorded, try again shortly."""
 
@@ -77,3 +85,5 @@ class StoreUnavailable(MillstreamError):
 
 class StoreUnsuitable(MillstreamError):
     """The Redis or Valkey server cannot keep Millstream's promises as it is configured."""
+
+    code = "store_unsuitable"

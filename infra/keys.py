@@ -55,6 +55,10 @@ class Lane:
         """Stream of the ids of non-terminal jobs of a tier; XLEN counts them."""
         return f"{self.prefix}:stream:{tier}"
 
+    def waiting(self, tier: Tier) -> str:
+        """Sorted set: the tier's waiting job ids in the order of claiming; a job's rank is its position."""
+        return f"{self.prefix}:waiting:{tier}"
+
     @property
     def due(self) -> str:
         """Sorted set, the lane's one clock: job id -> lease end, retry time or hand-over time (ms)."""
@@ -85,8 +89,13 @@ class Lane:
 
     @property
     def state(self) -> str:
-        """Hash: `paused`, the tiers' service counters."""
+        """Hash: `paused`, `arrivals`, the tiers' service counters."""
         return f"{self.prefix}:state"
+
+    @property
+    def dead(self) -> str:
+        """Sorted set, the dead-letter list: job id -> the time (ms) it failed with `worker_lost`."""
+        return f"{self.prefix}:dead"
 
     def job(self, job_id: str) -> str:
         return f"{self.prefix}:job:{job_id}"

@@ -33,6 +33,17 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueueSettings:
+    """How the store treats jobs. All processes of a deployment use the same values."""
+
+    record_seconds: float = 7 * 86400.0  # records and results stay so long after the end
+    event_log_seconds: float = 3600.0  # event logs stay so long after the end, then 410
+    dead_letter_seconds: float = 30 * 86400.0  # jobs that lost three workers stay so long
+    idempotency_seconds: float = 86400.0  # idempotency keys
+    patience_seconds: float = 30.0  # a tier's head that stood so long (times 2, 8 for standard, bulk) goes first
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatewaySettings:
     host: str = "127.0.0.1"  # anything but loopback is refused as long as no API key exists
     port: int = 8080

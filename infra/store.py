@@ -18,11 +18,15 @@ class LaneLoad:
 
     waiting: dict[str, int]  # tier -> jobs not running: queued, delayed
     running: int
+    paused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    expired: list[str] = field(default_factory=list)
+    """Jobs that a sweep brought to their end."""
+
+    expired: list[str] = field(default_factory=list)  # not started, or not finished, in time
+    failed: list[str] = field(default_factory=list)  # an attempt over its time, or the last allowed lease lost
 
 
 class JobStore(Protocol):
@@ -47,14 +51,17 @@ class JobStore(Protocol):
         """
         ...
 
-    async def submit(self, job: NewJob) -> bool:
-        """Admits a job: record, stream entry, `job.queued` event. False, nothing changed, where the id was there."""
+    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> bool:
+        """Admits a job: record, stream entry, `job.queued` event. False, nothing changed, where the id was there.
+
+        Raises QueueFull where `max_waiting` jobs wait in the lane already.
+        """
         ...
 
     async def get(self, job_id: str) -> Job | None: ...
 
     async def list_jobs(self, tenant: str, *, limit: int, after: str | None = None) -> list[Job]:
-        """A tenant's jobs, newest first, behind `after`."""
+        """A tenant's jobs, newest first, behind `after`. Raises UnknownJob where `after` is not among them."""
         ...
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
@@ -65,6 +72,7 @@ class JobStore(Protocol):
         time. A lapsed lease raises `lost_count`; at 3 the job fails with `worker_lost` instead of being handed out.
         Without `suspects`, passes over jobs that would start with a `lost_count` of 2: a worker runs one of those at
         a time, so that a prompt that kills workers takes no other such job with it.
+        A job that was passed over for too long because it did not fit is not overtaken any more: the claim returns None.
         """
         ...
 
@@ -73,7 +81,10 @@ class JobStore(Protocol):
         ...
 
     async def publish(self, lane: int, publications: Sequence[Publication]) -> list[Hold]:
-        """Appends `job.delta` events and wakes the feed; returns the holds refused: nothing is written for them."""
+        """Appends `job.delta` events and wakes the feed; returns the holds refused: nothing is written for them.
+
+        Raises Conflict, nothing written, for a `first_number` that would leave a gap.
+        """
         ...
 
     async def commit(self, hold: Hold, outcome: Outcome, *, last: Publication | None = None) -> bool:
@@ -81,7 +92,10 @@ class JobStore(Protocol):
         ...
 
     async def release(self, hold: Hold, *, reason: str, delay_seconds: float = 0.0) -> bool:
-        """Gives a running job back (`hand_over`, `retry`): claimable after the delay. False: the hold is not good."""
+        """Gives a running job back (`hand_over`, `retry`): claimable after the delay. False: the hold is not good.
+
+        Repeating a release or a commit of the same hold is harmless and returns True.
+        """
         ...
 
     async def cancel(self, job_id: str) -> Job | None:
@@ -102,18 +116,31 @@ class JobStore(Protocol):
     async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
         """Blocks until something may be claimable in the lanes or the time is up; returns ids cancelled meanwhile.
 
-        The first call notes where the lanes stand. A hint only: claim decides.
+        The first call for a lane notes where it stands and returns at once: claim after it, and nothing is missed.
+        A hint only: claim decides. One caller at a time for an instance.
         """
         ...
 
     async def wait_for_events(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
-        """Blocks until event logs in the lanes grow, or the time is up; returns their job ids. A hint only."""
+        """Blocks until event logs in the lanes grow, or the time is up; returns their job ids. A hint only.
+
+        The first call for a lane notes where it stands and returns at once: read the logs after it, and nothing is
+        missed. One caller at a time for an instance.
+        """
         ...
 
     async def load(self, lane: int) -> LaneLoad: ...
 
     async def position(self, job_id: str) -> int | None:
         """Waiting jobs ahead in its tier; None unless queued."""
+        ...
+
+    async def set_paused(self, lane: int, paused: bool) -> None:
+        """Stops or resumes claiming in a lane; submits go on."""
+        ...
+
+    async def dead_letters(self, lane: int) -> list[str]:
+        """Ids of jobs that failed with `worker_lost`, newest first."""
         ...
 
     async def sweep(self, lane: int) -> Sweep:
