@@ -10,15 +10,11 @@ from infra.runs.records import (
     Chunk,
     DocumentSource,
     DocumentState,
-    DocumentView,
     Failure,
     ItemState,
     ItemStatus,
     NewRun,
-    Report,
-    RunCounts,
     RunHeader,
-    RunView,
     Style,
     SummaryParams,
     document_blob,
@@ -26,6 +22,7 @@ from infra.runs.records import (
     output_blob,
 )
 from infra.runs.store import Document, DocumentUpdate, RunStore, Written
+from infra.runs.views import DocumentView, Report, RunCounts, RunView, report_of
 
 __all__ = [
     "Chunk",
@@ -49,4 +46,5 @@ __all__ = [
     "document_blob",
     "new_run_id",
     "output_blob",
+    "report_of",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -179,41 +178,6 @@ class DocumentState(Struct):
         return self.status in TERMINAL
 
 
-class DocumentView(Struct):
-    """A document as a client sees it."""
-
-    id: str
-    name: str
-    status: Status
-    num_chunks: int | None  # None until the document has been read and split
-    num_chunks_done: int
-    num_chunks_failed: int
-    num_bytes: int | None
-    num_bytes_summarized: int
-    summary: str | None
-    error: JobError | None
-    streaming_job_id: str | None  # the job that writes `summary`, once it is known: its events can be streamed
-    usage: Usage
-    failures: list[Failure] = msgspec.field(default_factory=list)
-
-
-class RunCounts(Struct):
-    documents: int = 0
-    documents_succeeded: int = 0
-    documents_failed: int = 0  # cancelled and expired ones too
-    chunks: int = 0
-    chunks_done: int = 0
-    chunks_failed: int = 0
-    bytes: int = 0
-    bytes_summarized: int = 0
-    usage: Usage = msgspec.field(default_factory=Usage)
-
-    @property
-    def coverage(self) -> float | None:
-        """Bytes summarized / bytes given; None where no bytes were given."""
-        return self.bytes_summarized / self.bytes if self.bytes else None
-
-
 class RunHeader(Struct):
     """A run without its documents."""
 
@@ -231,61 +195,3 @@ class RunHeader(Struct):
     @property
     def is_finished(self) -> bool:
         return self.status in TERMINAL
-
-
-class RunView(Struct):
-    """A run as a client sees it."""
-
-    id: str
-    header: RunHeader
-    documents: list[DocumentView]  # in the order given
-
-    @property
-    def status(self) -> Status:
-        return self.header.status
-
-    @property
-    def counts(self) -> RunCounts:
-        return count(self.documents)
-
-
-class Report(Struct):
-    """What a run did, every byte and every failure accounted for."""
-
-    run_id: str
-    status: Status
-    counts: RunCounts
-    coverage: float | None
-    failures: list[Failure]
-    document_errors: dict[str, JobError]  # document id -> why it has no summary
-
-
-def count(documents: Sequence[DocumentView]) -> RunCounts:
-    """The sum over documents."""
-    return RunCounts(
-        documents=len(documents),
-        documents_succeeded=sum(one.status is Status.SUCCEEDED for one in documents),
-        documents_failed=sum(one.status in TERMINAL and one.status is not Status.SUCCEEDED for one in documents),
-        chunks=sum(one.num_chunks or 0 for one in documents),
-        chunks_done=sum(one.num_chunks_done for one in documents),
-        chunks_failed=sum(one.num_chunks_failed for one in documents),
-        bytes=sum(one.num_bytes or 0 for one in documents),
-        bytes_summarized=sum(one.num_bytes_summarized for one in documents),
-        usage=Usage(
-            prompt_tokens=sum(one.usage.prompt_tokens for one in documents),
-            completion_tokens=sum(one.usage.completion_tokens for one in documents),
-            cached_tokens=sum(one.usage.cached_tokens for one in documents),
-        ),
-    )
-
-
-def report_of(view: RunView) -> Report:
-    counts = view.counts
-    return Report(
-        run_id=view.id,
-        status=view.status,
-        counts=counts,
-        coverage=counts.coverage,
-        failures=[failure for document in view.documents for failure in document.failures],
-        document_errors={one.id: one.error for one in view.documents if one.error is not None},
-    )

@@ -14,7 +14,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from infra.contracts import JobError
-from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader, RunView
+from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
+from infra.runs.views import RunView
 from infra.states import Status
 
 
@@ -97,6 +98,10 @@ class RunStore(Protocol):
         """(document number, item id) of the items that are fed."""
         ...
 
+    async def drop_in_flight(self, run_id: str, items: Sequence[tuple[int, str]]) -> None:
+        """Forgets fed items of a run that has ended, once their jobs are cancelled."""
+        ...
+
     async def finish(self, run_id: str, status: Status, *, error: JobError | None = None,
                      output: str | None = None) -> bool:  # fmt: skip
         """Ends an open run. False, nothing changed, where it has ended."""
@@ -110,6 +115,10 @@ class RunStore(Protocol):
 
     async def take_due(self, *, limit: int, hide_seconds: float) -> list[str]:
         """Ids of runs that want to be looked at, earliest first. They come up again after the time, or when woken."""
+        ...
+
+    async def delay(self, run_id: str, *, delay_seconds: float) -> None:
+        """A run in the clock comes up again after so long and not before, unless it is woken."""
         ...
 
     async def rest(self, run_id: str) -> bool:

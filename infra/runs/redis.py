@@ -1,0 +1,264 @@
+"""The run store in Redis or Valkey.
+
+All keys of a run share the hash tag of its id; the clock of runs is one sorted set in a slot of its own, so `create`
+writes the record first and the clock after: a retry completes what a crash interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from infra.contracts import JobError, pack
+from infra.errors import StoreUnavailable
+from infra.runs import scripts
+from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
+from infra.runs.store import Document, DocumentUpdate, Written
+from infra.runs.views import RunView, view_of
+from infra.states import Status
+
+CLOCK = "ms:runs:due"
+KEEP_SECONDS = 30 * 24 * 3600  # finished runs and their summaries
+
+
+@dataclass(frozen=True, slots=True)
+class RunKeys:
+    """Keys of one run."""
+
+    run_id: str
+
+    @property
+    def prefix(self) -> str:
+        return f"ms:{{{self.run_id}}}"
+
+    @property
+    def run(self) -> str:
+        """Hash: record, status, times, counters."""
+        return f"{self.prefix}:run"
+
+    @property
+    def sources(self) -> str:
+        """Hash: document number -> DocumentSource."""
+        return f"{self.prefix}:sources"
+
+    @property
+    def states(self) -> str:
+        """Hash: document number -> DocumentState. A document without one has not been touched."""
+        return f"{self.prefix}:states"
+
+    @property
+    def versions(self) -> str:
+        """Hash: document number -> version of its state."""
+        return f"{self.prefix}:versions"
+
+    @property
+    def texts(self) -> str:
+        """Hash: "number:item" -> summary."""
+        return f"{self.prefix}:texts"
+
+    @property
+    def open(self) -> str:
+        """Sorted set: numbers of documents that are not finished."""
+        return f"{self.prefix}:open"
+
+    @property
+    def fed(self) -> str:
+        """Set: "number:item" of items in the window."""
+        return f"{self.prefix}:fed"
+
+    @property
+    def all(self) -> list[str]:
+        return [self.run, self.sources, self.states, self.versions, self.texts, self.open, self.fed]
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    """Turns the driver's errors into StoreUnavailable: refused writes, a lost connection, a server that loads."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        raise StoreUnavailable(f"the store failed: {error}") from error
+
+
+class RedisRuns:
+    def __init__(self, client: Redis) -> None:
+        """`client` must answer in bytes (`decode_responses=False`); `close` closes it."""
+        self._client: Any = client
+        self._create = client.register_script(scripts.CREATE)
+        self._update = client.register_script(scripts.UPDATE)
+        self._finish = client.register_script(scripts.FINISH)
+        self._wake = client.register_script(scripts.WAKE)
+        self._delay = client.register_script(scripts.DELAY)
+        self._take_due = client.register_script(scripts.TAKE_DUE)
+
+    async def create(self, run: NewRun) -> bool:
+        run.check()
+        keys = RunKeys(run.id)
+        record = pack(msgspec.structs.replace(run, documents=[]))
+        with _store_errors():
+            written = await self._create(
+                keys=[keys.run, keys.sources, keys.open], args=[record, *(pack(source) for source in run.documents)]
+            )
+            header = None if written else await self.header(run.id)
+        if header is None or not header.is_finished:
+            await self.wake(run.id)
+        return bool(written)
+
+    async def get(self, run_id: str) -> RunView | None:
+        keys = RunKeys(run_id)
+        with _store_errors():
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.hgetall(keys.run)
+                pipe.hgetall(keys.sources)
+                pipe.hgetall(keys.states)
+                pipe.hgetall(keys.versions)
+                fields, sources, states, versions = await pipe.execute()
+        if not fields:
+            return None
+        header = _header(fields)
+        numbers = [b"%d" % number for number in range(header.num_documents)]
+        return view_of(
+            header,
+            [_decode(sources[number], DocumentSource) for number in numbers],
+            [_state(states.get(number), versions.get(number)) for number in numbers],
+        )
+
+    async def cancel(self, run_id: str) -> RunView | None:
+        if await self.finish(run_id, Status.CANCELLED):
+            await self.wake(run_id)
+        return await self.get(run_id)
+
+    async def header(self, run_id: str) -> RunHeader | None:
+        with _store_errors():
+            fields = await self._client.hgetall(RunKeys(run_id).run)
+        return _header(fields) if fields else None
+
+    async def open_documents(self, run_id: str, *, limit: int, after: int = -1) -> list[int]:
+        with _store_errors():
+            found = await self._client.zrange(
+                RunKeys(run_id).open, f"({after}", "+inf", byscore=True, offset=0, num=limit
+            )
+        return [int(number) for number in found]
+
+    async def documents(self, run_id: str, numbers: Sequence[int]) -> list[Document]:
+        if not numbers:
+            return []
+        keys = RunKeys(run_id)
+        with _store_errors():
+            async with self._client.pipeline(transaction=True) as pipe:
+                for key in (keys.sources, keys.states, keys.versions):
+                    pipe.hmget(key, numbers)
+                sources, states, versions = await pipe.execute()
+        return [
+            Document(number, _decode(source, DocumentSource), _state(state, version))
+            for number, source, state, version in zip(numbers, sources, states, versions, strict=True)
+            if source is not None
+        ]
+
+    async def texts(self, run_id: str, number: int, items: Sequence[str]) -> dict[str, str]:
+        if not items:
+            return {}
+        with _store_errors():
+            found = await self._client.hmget(RunKeys(run_id).texts, [_member(number, item) for item in items])
+        return {item: text.decode() for item, text in zip(items, found, strict=True) if text is not None}
+
+    async def update(self, run_id: str, update: DocumentUpdate, *, window: int) -> Written:
+        keys = RunKeys(run_id)
+        texts = [part for pair in update.texts.items() for part in pair]
+        with _store_errors():
+            answer = await self._update(
+                keys=[keys.run, keys.states, keys.versions, keys.texts, keys.open, keys.fed],
+                args=[
+                    update.number, update.state.version, pack(update.state), int(update.state.is_finished), window,
+                    len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
+                ],
+            )  # fmt: skip
+        return Written(answer.decode())
+
+    async def in_flight(self, run_id: str) -> list[tuple[int, str]]:
+        with _store_errors():
+            members = await self._client.smembers(RunKeys(run_id).fed)
+        pairs = (member.decode().split(":", 1) for member in members)
+        return sorted((int(number), item) for number, item in pairs)
+
+    async def drop_in_flight(self, run_id: str, items: Sequence[tuple[int, str]]) -> None:
+        if items:
+            with _store_errors():
+                await self._client.srem(RunKeys(run_id).fed, *(_member(number, item) for number, item in items))
+
+    async def finish(self, run_id: str, status: Status, *, error: JobError | None = None,
+                     output: str | None = None) -> bool:  # fmt: skip
+        with _store_errors():
+            changed = await self._finish(
+                keys=RunKeys(run_id).all, args=[status, pack(error) if error else b"", output or "", KEEP_SECONDS]
+            )
+        return bool(changed)
+
+    async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:
+        with _store_errors():
+            await self._wake(keys=[CLOCK], args=[run_id, round(delay_seconds * 1000)])
+
+    async def take_due(self, *, limit: int, hide_seconds: float) -> list[str]:
+        with _store_errors():
+            ids = await self._take_due(keys=[CLOCK], args=[limit, round(hide_seconds * 1000)])
+        return [run_id.decode() for run_id in ids]
+
+    async def delay(self, run_id: str, *, delay_seconds: float) -> None:
+        with _store_errors():
+            await self._delay(keys=[CLOCK], args=[run_id, round(delay_seconds * 1000)])
+
+    async def rest(self, run_id: str) -> bool:
+        header = await self.header(run_id)
+        if header is not None and not header.is_finished:
+            return False
+        with _store_errors():
+            return bool(await self._client.zrem(CLOCK, run_id))
+
+    async def note_webhook_try(self, run_id: str) -> int:
+        with _store_errors():
+            return int(await self._client.hincrby(RunKeys(run_id).run, "webhook_tries", 1))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+Record = TypeVar("Record")
+
+
+def _decode(data: bytes, record: type[Record]) -> Record:
+    return msgspec.msgpack.decode(data, type=record)
+
+
+def _state(data: bytes | None, version: bytes | None) -> DocumentState:
+    """A document that nobody has touched yet has no state in the store."""
+    if data is None:
+        return DocumentState()
+    return msgspec.structs.replace(_decode(data, DocumentState), version=int(version or 0))
+
+
+def _member(number: int, item: str) -> str:
+    return f"{number}:{item}"
+
+
+def _header(fields: dict[bytes, bytes]) -> RunHeader:
+    def integer(name: bytes) -> int | None:
+        return int(fields[name]) if name in fields else None
+
+    return RunHeader(
+        run=_decode(fields[b"record"], NewRun),
+        status=Status(fields[b"status"].decode()),
+        num_documents=int(fields[b"num_documents"]),
+        created_ms=int(fields[b"created_ms"]),
+        started_ms=integer(b"started_ms"),
+        finished_ms=integer(b"finished_ms"),
+        error=_decode(fields[b"error"], JobError) if b"error" in fields else None,
+        output=fields[b"output"].decode() if b"output" in fields else None,
+        sequence_number=integer(b"sequence_number") or 0,
+        webhook_tries=integer(b"webhook_tries") or 0,
+    )
