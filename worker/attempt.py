@@ -1,0 +1,92 @@
+"""One job in this worker's hands: what it has emitted, what of that is not published yet, how it is to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from infra.contracts import ChoiceDelta, Claim, EventBody, Hold, Job, Outcome, Publication
+from infra.keys import lane_of
+from worker.progress import Progress, joined
+
+
+class Phase(StrEnum):
+    STARTING = "starting"  # its request is being built
+    RUNNING = "running"  # in the engine
+    ENDING = "ending"  # out of the engine; its end is being written
+    OVER = "over"  # written, or no longer ours
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """End of the job."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """End of this attempt alone; the job goes on elsewhere, or here."""
+
+    reason: str  # "hand_over" or "retry"
+    delay_seconds: float = 0.0
+
+
+class Attempt:
+    """Belongs to the event loop's thread."""
+
+    def __init__(self, claim: Claim) -> None:
+        self.job: Job = claim.job
+        self.hold: Hold = claim.hold
+        self.lane = lane_of(claim.job.id)
+        self.request_id = f"{claim.job.id}/{claim.job.attempt}"  # a lost job may come back before its abort is done
+        self.history = claim.history
+        self.phase = Phase.STARTING
+        self.end: Commit | GiveBack | None = None
+        self.progress = Progress([])  # until its parameters are read
+        self.has_emitted = False  # something, in this attempt
+        self._counts_untold = False
+        self._pending: dict[int, ChoiceDelta] = {}
+        self._next_number = claim.job.num_events
+        self._in_flight: Publication | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase is Phase.OVER
+
+    @property
+    def num_retries(self) -> int:
+        """How often the job was given back because something failed."""
+        return sum(event.body.reason == "retry" for event in self.history if event.type == "job.requeued")
+
+    def count_prompt(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
+        """Notes the prompt's length; the job's first delta event says it."""
+        self._counts_untold |= self.progress.count_prompt(num_prompt_tokens, num_cached_tokens)
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Takes one choice's new tokens, to be published with the next flush."""
+        self.progress.choices[delta.index].extend(delta)
+        before = self._pending.get(delta.index)
+        self._pending[delta.index] = delta if before is None else joined(before, delta)
+        self.has_emitted = True
+
+    def take_publication(self) -> Publication | None:
+        """What is not published yet, as one event; the same again until `published` says that it is written."""
+        if self._in_flight is None and self._pending:
+            body = EventBody(
+                attempt=self.hold.attempt, deltas=[self._pending[index] for index in sorted(self._pending)]
+            )
+            if self._counts_untold:
+                body.num_prompt_tokens = self.progress.num_prompt_tokens
+                body.num_cached_tokens = self.progress.num_cached_tokens
+            self._in_flight = Publication(hold=self.hold, events=[body], first_number=self._next_number)
+            self._pending = {}
+            self._counts_untold = False
+        return self._in_flight
+
+    def published(self) -> None:
+        """The publication taken last is in the job's log."""
+        if self._in_flight is None:
+            raise ValueError(f"{self.hold}: nothing was taken to be published")
+        self._next_number += len(self._in_flight.events)
+        self._in_flight = None
