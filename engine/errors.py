@@ -19,3 +19,16 @@ class InvalidRequest(EngineError):
 
 class ModelLoadError(EngineError):
     """The operator's fault: weights, configuration or tokenizer cannot be used; the message says why."""
+
+
+class InvalidConfig(EngineError):
+    """The operator's fault: an engine setting is out of range or not supported; `param` names it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+        self.message = message
+
+
+class DeviceFailed(EngineError):
+    """The device fails whatever it is given: hand every request over and restart the process."""

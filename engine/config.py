@@ -1,0 +1,118 @@
+"""How an engine is set up, and what it learns from a model when it loads one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
+
+from engine.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from engine.plan import Runner
+    from engine.text.tokenizer import Tokenizer
+
+BLOCK_SIZES = (8, 16, 32, 64)
+
+Policy = Literal["fcfs", "priority", "deadline", "fair"]
+PreemptionMode = Literal["auto", "recompute", "swap"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """Settings of one engine, with vLLM's names where it has them. A bad value raises InvalidConfig.
+
+    Each field is also a flag and an environment variable of the worker.
+    """
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: the device's best; float32 on CPU
+    max_model_len: int | None = None  # tokens of context; None: the model's own
+    num_threads: int | None = None  # of the CPU's arithmetic; None: one for each core
+
+    block_size: int = 16  # token slots per KV block
+    num_kv_blocks: int | None = None  # size of the pool; None: sized by the two fields below
+    kv_cache_memory_bytes: int | None = None  # size of the pool in bytes; None: 1 GiB on CPU, profiled on GPU
+    gpu_memory_utilization: float = 0.9  # share of the GPU's memory for weights, activations and pool together
+    swap_space: float = 0.0  # GiB of host memory for blocks taken off the device
+    enable_prefix_caching: bool = True
+    enable_host_prefix_cache: bool = False  # second tier: evicted prefix blocks stay in swap_space; not on CPU
+    preemption_mode: PreemptionMode = "auto"  # auto: whichever is estimated to cost less time
+
+    max_num_seqs: int = 64  # sequences that run at once
+    max_num_batched_tokens: int = 512  # tokens that one step computes, decodes and prefill chunks together
+    max_step_seconds: float | None = None  # while anything decodes, prefill chunks are cut to stay under this
+    scheduling_policy: Policy = "fcfs"
+    priority_seconds: float = 60.0  # policy priority: so many seconds of waiting outweigh one level
+
+    speculative: str | None = None
+    num_speculative_tokens: int = 5
+
+    fake_seconds_per_step: float = 0.0  # model `fake`: simulated cost of a step
+    fake_seconds_per_token: float = 0.0  # model `fake`: simulated cost of each token computed
+    fake_eos_every: int = 0  # model `fake`: one token in so many ends the sequence; 0: none does
+    fake_poison: str | None = None  # model `fake`: a prompt that contains this text kills the process
+
+    def __post_init__(self) -> None:
+        _check_literals(self)
+        if self.block_size not in BLOCK_SIZES:
+            raise InvalidConfig("block_size", f"is {self.block_size}; choose one of {', '.join(map(str, BLOCK_SIZES))}")
+        for name in ("max_model_len", "num_threads", "num_kv_blocks", "kv_cache_memory_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(name, f"is {value}; give a number above 0, or leave it out")
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):
+            if getattr(self, name) < 1:
+                raise InvalidConfig(name, f"is {getattr(self, name)}; give a number above 0")
+        for name in ("swap_space", "fake_seconds_per_step", "fake_seconds_per_token", "fake_eos_every"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise InvalidConfig(name, f"is {getattr(self, name)}; give 0 or more")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfig("gpu_memory_utilization", f"is {self.gpu_memory_utilization}; give a share up to 1")
+        if self.max_step_seconds is not None and not 0 < self.max_step_seconds < math.inf:
+            raise InvalidConfig("max_step_seconds", f"is {self.max_step_seconds}; give a number above 0, or leave it")
+        if not 0 < self.priority_seconds < math.inf:
+            raise InvalidConfig("priority_seconds", f"is {self.priority_seconds}; give a number above 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfig(
+                "max_num_batched_tokens",
+                f"is {self.max_num_batched_tokens}, under max_num_seqs {self.max_num_seqs}: "
+                "a step could not decode every running sequence; raise it or lower max_num_seqs",
+            )
+        if self.enable_host_prefix_cache and not (self.enable_prefix_caching and self.swap_space > 0):
+            raise InvalidConfig("enable_host_prefix_cache", "needs enable_prefix_caching and a swap_space above 0")
+        if self.fake_poison == "":
+            raise InvalidConfig("fake_poison", "is empty and would match every prompt; give a text, or leave it out")
+        if self.speculative is not None:
+            raise InvalidConfig("speculative", f"{self.speculative!r} is not supported yet; leave it out")
+
+
+def _check_literals(config: EngineConfig) -> None:
+    for name, hint in get_type_hints(EngineConfig, localns={"Runner": object, "Tokenizer": object}).items():
+        if get_origin(hint) is Literal and getattr(config, name) not in get_args(hint):
+            choices = ", ".join(map(str, get_args(hint)))
+            raise InvalidConfig(name, f"is {getattr(config, name)!r}; choose one of {choices}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What a loaded model says about itself."""
+
+    name: str
+    max_model_len: int  # tokens of context, the config's bound included
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    weights_digest: str
+    tokenizer_digest: str
+    dtype: str
+    device: str
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready to serve: whatever executes its plans, its tokenizer, and what it says about itself."""
+
+    runner: Runner
+    tokenizer: Tokenizer
+    info: ModelInfo
