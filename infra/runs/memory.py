@@ -144,11 +144,6 @@ class MemoryRuns:
             return False
         return self._due.pop(run_id, None) is not None
 
-    async def note_webhook_try(self, run_id: str) -> int:
-        run = self._runs[run_id]
-        run.header.webhook_tries += 1
-        return run.header.webhook_tries
-
     async def close(self) -> None:
         return None
 

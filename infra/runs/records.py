@@ -167,6 +167,7 @@ class DocumentState(Struct):
     num_bytes: int | None = None  # of the text; None until read
     num_bytes_summarized: int = 0  # of those, what chunks that were summarized stand for
     split_asked_ms: int | None = None  # when a split step was last sent
+    fan_in: int | None = None  # what the run asked for, or less where the context is short; None until split
     final_item: str | None = None  # the item that writes `summary`; None until split
     failures: list[Failure] = msgspec.field(default_factory=list)
     summary: str | None = None
@@ -190,7 +191,6 @@ class RunHeader(Struct):
     error: JobError | None = None
     output: str | None = None  # key of the output's blob, once written
     sequence_number: int = 0  # grows with every change that is told to the outside
-    webhook_tries: int = 0
 
     @property
     def is_finished(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from redis.asyncio import Redis
@@ -220,10 +220,6 @@ class RedisRuns:
         with _store_errors():
             return bool(await self._client.zrem(CLOCK, run_id))
 
-    async def note_webhook_try(self, run_id: str) -> int:
-        with _store_errors():
-            return int(await self._client.hincrby(RunKeys(run_id).run, "webhook_tries", 1))
-
     async def close(self) -> None:
         await self._client.aclose()
 
@@ -260,5 +256,4 @@ def _header(fields: dict[bytes, bytes]) -> RunHeader:
         error=_decode(fields[b"error"], JobError) if b"error" in fields else None,
         output=fields[b"output"].decode() if b"output" in fields else None,
         sequence_number=integer(b"sequence_number") or 0,
-        webhook_tries=integer(b"webhook_tries") or 0,
     )
