@@ -52,6 +52,9 @@ class GatewaySettings:
     event_page: int = 512  # events read at once for one stream
     keepalive_seconds: float = 15.0  # comment line on silent event streams
     shutdown_seconds: float = 10.0
+    api_keys: str = ""  # comma-separated; each is a tenant of its own. Empty: only this machine is served
+    cache_secret: str = ""  # keys the tenants' prefix-cache domains; empty: derived from the API keys
+    default_max_tokens: int = 1024  # tokens generated at most where the caller does not say
 
 
 @dataclass(frozen=True, kw_only=True)
