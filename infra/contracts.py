@@ -87,6 +87,7 @@ class NewJob(Struct):
     queue_ttl_ms: int | None = None  # expires if not started so long after its submission
     deadline_ms: int | None = None  # expires if not finished by this point of Redis time
     attempt_timeout_ms: int | None = None  # one attempt may not run longer
+    retry_of: str | None = None  # the dead letter that this job tries again
     traceparent: str | None = None
 
 

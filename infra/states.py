@@ -43,6 +43,21 @@ def after(status: Status, change: Change) -> Status | None:
     return TRANSITIONS.get((status, change))
 
 
+_ENDS = {
+    Status.SUCCEEDED: Change.SUCCEED,
+    Status.FAILED: Change.FAIL,
+    Status.CANCELLED: Change.CANCEL,
+    Status.EXPIRED: Change.EXPIRE,
+}
+
+
+def change_to(end: Status) -> Change:
+    """The change that leads to a terminal status. Raises ValueError for any other."""
+    if end not in _ENDS:
+        raise ValueError(f"{end} is no end of a job")
+    return _ENDS[end]
+
+
 def as_lua() -> str:
     """The table as a Lua literal: `TRANSITIONS["running:succeed"] == "succeeded"`, `TERMINAL["succeeded"] == true`."""
     rows = ", ".join(f'["{status}:{change}"]="{target}"' for (status, change), target in TRANSITIONS.items())

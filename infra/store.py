@@ -72,7 +72,7 @@ class JobStore(Protocol):
         time. A lapsed lease raises `lost_count`; at 3 the job fails with `worker_lost` instead of being handed out.
         Without `suspects`, passes over jobs that would start with a `lost_count` of 2: a worker runs one of those at
         a time, so that a prompt that kills workers takes no other such job with it.
-        A job that was passed over for too long because it did not fit is not overtaken any more: the claim returns None.
+        A job that was passed over for too long because it did not fit is no longer overtaken: the claim returns None.
         """
         ...
 

@@ -35,7 +35,7 @@ class Service:
         return now_ms - max(head.arrived_ms, self.served_ms.get(tier, 0))
 
     def choose(self, heads: Mapping[Tier, Head], *, now_ms: int, patience_ms: int) -> Tier | None:
-        """The tier to serve, or None. A head that has stood past its patience goes first, or holds up all until it fits.
+        """The tier to serve, or None. A head that stood past its patience goes first, or holds up all until it fits.
 
         Patience is longer for lower tiers, by their strides, so that slow service does not level the weights.
         """
