@@ -1,0 +1,65 @@
+"""Fixtures that all tests share: a real server of their own, and the job store over each of its backends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+
+from infra.embedded import EmbeddedServer
+from infra.errors import MillstreamError
+from infra.memory import MemoryJobs
+from infra.store import JobStore
+
+NUM_DATABASES = 512
+_database = itertools.count()
+
+
+def skip_or_fail(reason: str) -> None:
+    """A part that is missing skips the test here and fails it in CI, where nothing may be missing."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
+    """A Valkey or Redis server for this test session."""
+    server = EmbeddedServer(tmp_path_factory.mktemp("server"), num_databases=NUM_DATABASES)
+    try:
+        server.start()
+    except MillstreamError as error:
+        skip_or_fail(f"no embedded server: {error}")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: EmbeddedServer) -> str:
+    """URL of an empty database of the session's server, for one test alone."""
+    url = f"{redis_server.url.rsplit('/', 1)[0]}/{next(_database) % NUM_DATABASES}"
+    with redis.Redis.from_url(url) as client:
+        client.flushdb()
+    return url
+
+
+@pytest.fixture(params=["memory", "redis"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """`memory` or the URL of an empty database: which backend a test runs on."""
+    return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_url"))
+
+
+@pytest.fixture
+async def store(store_url: str) -> AsyncIterator[JobStore]:
+    """An empty job store, over each backend in turn."""
+    opened: JobStore
+    if store_url == "memory":
+        opened = MemoryJobs()
+    else:
+        jobs = pytest.importorskip("infra.jobs")
+        opened = await jobs.RedisJobs.connect(store_url)
+    yield opened
+    await opened.close()
