@@ -72,6 +72,7 @@ class EmbeddedServer:
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
+        self._address: tuple[int, str] | None = None  # port, password: a server started again keeps its URL
 
     @property
     def pid(self) -> int | None:
@@ -87,7 +88,9 @@ class EmbeddedServer:
         self._take_lock()
         try:
             for _ in range(_NUM_PORT_TRIES):
-                if self._try_start(_free_port()):
+                address = self._address or (_free_port(), secrets.token_urlsafe(24))
+                self._address = address if self._try_start(*address) else None
+                if self._address is not None:
                     return self.url
             raise StoreUnavailable(f"the embedded server found no free port in {_NUM_PORT_TRIES} tries")
         except BaseException:
@@ -142,10 +145,9 @@ class EmbeddedServer:
                     "(MILLSTREAM_CACHE_DIR)"
                 ) from None
 
-    def _try_start(self, port: int) -> bool:
+    def _try_start(self, port: int, password: str) -> bool:
         """Starts on `port`. False where somebody else took it meanwhile."""
         assert self._lock_fd is not None
-        password = secrets.token_urlsafe(24)
         config = self.folder / "server.conf"
         config.touch(mode=0o600)
         config.write_text(_config(self.folder, port, password, self.num_databases))
