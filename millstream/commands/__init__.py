@@ -1,0 +1,1 @@
+"""One file a command; `millstream.cli` imports the one that is called."""

@@ -1,0 +1,14 @@
+"""`millstream dispatcher`"""
+
+from __future__ import annotations
+
+from infra.settings import DispatcherSettings, StoreSettings
+from millstream.flags import takes_settings
+
+
+@takes_settings
+def dispatcher(store: StoreSettings, settings: DispatcherSettings) -> int:
+    """Relays the outbox: delivers webhooks, wakes the steps of runs, sweeps what is past its time."""
+    from worker.dispatcher import run
+
+    return run(store, settings)

@@ -1,0 +1,14 @@
+"""`millstream gateway`"""
+
+from __future__ import annotations
+
+from infra.settings import GatewaySettings, StoreSettings
+from millstream.flags import takes_settings
+
+
+@takes_settings
+def gateway(store: StoreSettings, settings: GatewaySettings) -> int:
+    """Serves HTTP: jobs, runs, the OpenAI-compatible routes, event streams."""
+    from api_gateway.main import run
+
+    return run(store, settings)

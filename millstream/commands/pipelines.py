@@ -1,0 +1,14 @@
+"""`millstream pipelines`"""
+
+from __future__ import annotations
+
+from infra.settings import PipelineSettings, StoreSettings
+from millstream.flags import takes_settings
+
+
+@takes_settings
+def pipelines(store: StoreSettings, settings: PipelineSettings) -> int:
+    """Runs the steps of runs: splits documents, feeds their jobs through the queue, joins the summaries."""
+    from worker.runs.pipelines import run
+
+    return run(store, settings)

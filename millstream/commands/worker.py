@@ -1,0 +1,15 @@
+"""`millstream worker`"""
+
+from __future__ import annotations
+
+from engine.config import EngineConfig
+from infra.settings import StoreSettings, WorkerSettings
+from millstream.flags import takes_settings
+
+
+@takes_settings
+def worker(store: StoreSettings, settings: WorkerSettings, engine: EngineConfig) -> int:
+    """Claims jobs of one model from the queue and runs them in the engine."""
+    from worker.main import run
+
+    return run(store, settings, engine)

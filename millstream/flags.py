@@ -1,0 +1,136 @@
+"""From the settings' dataclasses to flags, environment variables and TOML keys.
+
+A field `lease_seconds` is `--lease-seconds`, `MILLSTREAM_LEASE_SECONDS` and `lease_seconds = 30` in a TOML file; the
+flag wins over the variable, the variable over the file, the file over the default. Nothing else names a setting.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+from cyclopts import Group, Parameter
+
+from millstream.comments import field_comments
+from millstream.errors import UsageError
+
+Command = TypeVar("Command", bound=Callable[..., int])
+
+# Names that other tools have given to some settings; our own name of the variable wins over them.
+CONVENTIONAL: Mapping[str, str] = {
+    "redis_url": "REDIS_URL",
+    "model": "MODEL_NAME",
+    "max_model_len": "MAX_MODEL_LEN",
+    "gpu_memory_utilization": "GPU_MEMORY_UTILIZATION",
+    "max_num_seqs": "MAX_NUM_SEQS",
+}
+
+CONFIG_VARIABLE = "MILLSTREAM_CONFIG"
+
+ConfigFile = Annotated[
+    Path | None,
+    Parameter(name="--config", env_var=CONFIG_VARIABLE, help="a TOML file with settings; flags and variables win"),
+]
+
+
+def variables_of(name: str) -> list[str]:
+    """The environment variables of the setting `name`, the stronger first."""
+    own = f"MILLSTREAM_{name.upper()}"
+    return [own, CONVENTIONAL[name]] if name in CONVENTIONAL else [own]
+
+
+def settings_kinds() -> dict[str, type]:
+    """Every settings dataclass there is, by the name that its flags are grouped under."""
+    from engine.config import EngineConfig
+    from infra import settings
+    from millstream.stack.settings import UpSettings
+
+    return {
+        "Up": UpSettings,
+        "Store": settings.StoreSettings,
+        "Queue": settings.QueueSettings,
+        "Gateway": settings.GatewaySettings,
+        "Worker": settings.WorkerSettings,
+        "Engine": EngineConfig,
+        "Dispatcher": settings.DispatcherSettings,
+        "Pipelines": settings.PipelineSettings,
+    }
+
+
+def setting_names() -> set[str]:
+    return {one.name for kind in settings_kinds().values() for one in fields(kind)}
+
+
+def takes_settings(command: Command) -> Command:
+    """Lets `command` be called with flags: each parameter that is a settings dataclass becomes one flag a field.
+
+    A `--config` flag is added, too. Parameters of other types stay as they are.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    groups = {kind: Group(title, sort_key=number) for number, (title, kind) in enumerate(settings_kinds().items())}
+    parameters: list[inspect.Parameter] = []
+    expanded: dict[str, type] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind) and isinstance(kind, type):
+            expanded[parameter.name] = kind
+            parameters += _flags(kind, groups[kind])
+        else:
+            parameters.append(parameter.replace(annotation=kind))
+    parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile))
+    signature = inspect.Signature(sorted(parameters, key=lambda one: one.kind), return_annotation=hints["return"])
+
+    def called_with_flags(*positional: Any, **given: Any) -> int:
+        bound = signature.bind(*positional, **given)
+        bound.apply_defaults()
+        values = bound.arguments
+        del values["config"]  # read by the source of TOML values already
+        for name, kind in expanded.items():
+            values[name] = _build(kind, {one.name: values.pop(one.name) for one in fields(kind)})
+        ordered = inspect.signature(command).parameters.values()
+        before = [values.pop(one.name) for one in ordered if one.kind is one.POSITIONAL_OR_KEYWORD]
+        rest = [value for one in ordered if one.kind is one.VAR_POSITIONAL for value in values.pop(one.name)]
+        return command(*before, *rest, **values)
+
+    called_with_flags.__signature__ = signature  # type: ignore[attr-defined]
+    called_with_flags.__annotations__ = {one.name: one.annotation for one in signature.parameters.values()}
+    called_with_flags.__name__ = command.__name__
+    called_with_flags.__doc__ = command.__doc__
+    return called_with_flags  # type: ignore[return-value]
+
+
+def _flags(kind: type, group: Group) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind, include_extras=True)
+    comments = field_comments(kind)
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=_default(one),
+            annotation=Annotated[
+                hints[one.name],
+                Parameter(env_var=variables_of(one.name), help=comments.get(one.name, ""), group=group),
+            ],
+        )
+        for one in fields(kind)
+    ]
+
+
+def _default(one: Field[Any]) -> Any:
+    if one.default is not MISSING:
+        return one.default
+    if one.default_factory is not MISSING:
+        return one.default_factory()
+    return inspect.Parameter.empty
+
+
+def _build(kind: type, values: dict[str, Any]) -> Any:
+    from engine.errors import EngineError
+
+    try:
+        return kind(**values)
+    except (EngineError, ValueError) as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,1 @@
+"""All processes as one tree."""

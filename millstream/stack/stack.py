@@ -1,0 +1,201 @@
+"""All processes as one tree: embedded server, gateway, workers, dispatcher, pipelines.
+
+    up ─┬─ valkey-server        keeps everything; its data survives a restart
+        ├─ gateway              HTTP
+        ├─ worker, worker-2 …   the engine
+        ├─ pipelines            steps of runs
+        └─ dispatcher           outbox, webhooks, sweeps
+
+The tree is stopped in the order gateway, workers, pipelines, dispatcher, server, so that each can still tell the next
+what it knows; and no process of it outlives this one, even where this one is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from threading import Lock
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from engine.config import EngineConfig
+from infra.embedded import EmbeddedServer
+from infra.settings import (
+    DispatcherSettings,
+    GatewaySettings,
+    PipelineSettings,
+    StoreSettings,
+    WorkerSettings,
+)
+from millstream.environment import environment_of
+from millstream.errors import CommandError
+from millstream.stack.child import Child, ChildSpec, LogLine
+from millstream.stack.settings import UpSettings
+
+_POLL_SECONDS = 0.05
+_STOP_GRACE_SECONDS = 15.0  # beyond what a process grants itself
+
+
+class StackFailed(CommandError):
+    """The stack could not be started."""
+
+
+def print_line(name: str, line: str) -> None:
+    """One log line, prefixed by the process it comes from."""
+    print(f"{name:>10} | {line}", flush=True)
+
+
+class Stack:
+    """`with Stack(...) as stack: ... stack.url ...` runs the whole of Millstream while the block lasts."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreSettings | None = None,
+        gateway: GatewaySettings | None = None,
+        worker: WorkerSettings | None = None,
+        engine: EngineConfig | None = None,
+        dispatcher: DispatcherSettings | None = None,
+        pipelines: PipelineSettings | None = None,
+        up: UpSettings | None = None,
+        log: LogLine = print_line,
+    ) -> None:
+        self.store = store or StoreSettings()
+        self.gateway = gateway or GatewaySettings(port=0)
+        self.worker = worker or WorkerSettings()
+        self.engine = engine or EngineConfig()
+        self.dispatcher = dispatcher or DispatcherSettings()
+        self.pipelines = pipelines or PipelineSettings()
+        self.up = up or UpSettings()
+        self.data_dir = self.up.data_dir or self.store.cache / "data"
+        self.children: list[Child] = []
+        self._log_line = log
+        self._log_lock = Lock()
+        self._embedded = ExitStack()
+
+    @property
+    def url(self) -> str:
+        """Of the gateway."""
+        host = "127.0.0.1" if self.gateway.host in ("0.0.0.0", "") else self.gateway.host
+        return f"http://[{host}]:{self.gateway.port}" if ":" in host else f"http://{host}:{self.gateway.port}"
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Starts everything and returns when it is ready to serve. Raises StackFailed with the reason."""
+        began = time.monotonic()
+        if self.gateway.port == 0:
+            self.gateway = replace(self.gateway, port=_free_port(self.gateway.host))
+        self._serve_store()
+        self.children = [Child(spec, self._log) for spec in self._specs()]
+        for child in self.children:
+            child.start()
+        self._wait_until_ready(began + self.up.ready_seconds)
+        self._log("up", f"ready at {self.url} in {time.monotonic() - began:.1f} s")
+
+    def stop(self) -> None:
+        """Stops everything in order; returns when nothing is left. Harmless where it has been called before."""
+        for group in ("gateway", "worker", "pipelines", "dispatcher"):
+            members = [child for child in self.children if child.spec.name.split("-")[0] == group]
+            for child in members:
+                child.ask_to_stop()  # all workers drain at the same time
+            for child in members:
+                child.stop()
+        self._embedded.close()
+
+    def kill(self) -> None:
+        """Ends every process at once. What was running is continued by the next start."""
+        for child in self.children:
+            child.kill()
+
+    def _serve_store(self) -> None:
+        """Starts the embedded server, unless the settings name another."""
+        if self.store.redis_url is None:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            url = self._embedded.enter_context(EmbeddedServer(self.data_dir / "store"))
+            self.store = replace(self.store, redis_url=url)
+            self._log("up", f"embedded server started, its data in {self.data_dir}")
+        if self.store.blob_url is None:
+            self.store = replace(self.store, blob_url=(self.data_dir / "blobs").absolute().as_uri())
+
+    def _specs(self) -> Iterator[ChildSpec]:
+        """The processes, in the order of their start."""
+        yield self._spec("gateway", self.gateway, stop_seconds=self.gateway.shutdown_seconds)
+        for number in range(1, self.up.workers + 1):
+            name = "worker" if number == 1 else f"worker-{number}"
+            yield self._spec(
+                name, self.worker, self.engine, stop_seconds=self.worker.drain_seconds, ready="worker ready"
+            )
+        yield self._spec("pipelines", self.pipelines, stop_seconds=0.0)
+        yield self._spec("dispatcher", self.dispatcher, stop_seconds=0.0)
+
+    def _spec(self, name: str, *settings: object, stop_seconds: float, ready: str | None = None) -> ChildSpec:
+        return ChildSpec(
+            name=name,
+            arguments=[name.split("-")[0]],
+            environment=environment_of(self.store, *settings, base=os.environ),
+            ready_mark=ready,
+            stop_seconds=stop_seconds + _STOP_GRACE_SECONDS,
+        )
+
+    def _wait_until_ready(self, deadline: float) -> None:
+        while True:
+            for child in self.children:
+                if child.failure is not None:
+                    raise StackFailed(f"{child.spec.name} {child.failure}: {_last_words(child)}")
+            waiting = [child.spec.name for child in self.children if not child.ready.is_set()]
+            if not waiting:
+                reason = _why_not_ready(self.url)
+                if reason is None:
+                    return
+                waiting = [f"gateway ({reason})"]
+            if time.monotonic() > deadline:
+                raise StackFailed(
+                    f"not ready within {self.up.ready_seconds:g} s (--ready-seconds): waiting for {', '.join(waiting)}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _log(self, name: str, line: str) -> None:
+        with self._log_lock:
+            self._log_line(name, line)
+
+
+def _why_not_ready(url: str) -> str | None:
+    """None where the gateway says that it can serve, else why not."""
+    try:
+        answer = httpx.get(f"{url}/readyz", timeout=5.0, trust_env=False)
+    except httpx.TransportError as error:
+        return str(error)
+    return None if answer.status_code == 200 else f"{answer.status_code} {answer.text[:200]}"
+
+
+def _last_words(child: Child) -> str:
+    """The last line it printed, which with our processes is the reason."""
+    lines = [line for line in child.tail if line.strip()]
+    return lines[-1].removeprefix("millstream: ") if lines else "it printed nothing"
+
+
+def _free_port(host: str) -> int:
+    """A port that nobody listens on. Chosen here, once, so that a restarted gateway keeps its address."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""Summarizing from the command line: documents in, progress shown, summaries out."""
