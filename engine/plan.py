@@ -2,6 +2,9 @@
 
 A runner applies a plan in this order: `swap_out`, `swap_in`, `copies`, then the forward of `rows`.
 A device block that is swapped out may be written again by the same plan, so that order is part of the contract.
+Host slots may go out and come back in one plan, too. No block is the source of a copy and the target of another move.
+
+A plan is good until it is committed: the scheduler keeps the rows of decoding sequences and moves them on.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Row:
 @dataclass(slots=True)
 class Plan:
     step_index: int
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)  # decodes first
+    num_decodes: int = 0  # so many leading rows compute one token and draw one, for their own sequence
     copies: list[BlockMove] = field(default_factory=list)  # device -> device, copy-on-write
     swap_out: list[BlockMove] = field(default_factory=list)  # device -> host
     swap_in: list[BlockMove] = field(default_factory=list)  # host -> device
@@ -94,6 +98,7 @@ class StepResult:
 
     samples: list[Sampled]
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
+    row_errors: dict[int, str] = field(default_factory=dict)  # rows whose forward failed, and why; their draws are void
 
 
 class Runner(Protocol):
