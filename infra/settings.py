@@ -78,6 +78,8 @@ class DispatcherSettings:
     webhook_schedule: str = "0,5,300,1800,7200,18000,36000,36000"  # seconds before each try
     sweep_seconds: float = 30.0
     notice_hide_seconds: float = 60.0  # a notice whose relay died returns after so long
+    public_url: str = ""  # the gateway as clients reach it, put before the paths in webhooks: https://llm.example.com
+    celery_url: str | None = None  # broker of the steps of runs; None: the store's server
 
 
 @dataclass(frozen=True, kw_only=True)

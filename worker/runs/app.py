@@ -1,0 +1,81 @@
+"""The Celery application of the steps of runs, and how to send a step.
+
+Steps are short and idempotent. A step that is lost is sent again by the clock of runs, and one that comes twice
+changes nothing, so the broker need not be more than quick: no result backend, no retries by the broker, no ETA tasks
+(time lives in sorted sets), no chords (fan-in lives in the run's own state).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from celery import Celery
+
+from infra.contracts import Notice
+
+ADVANCE = "millstream.runs.advance"
+SPLIT = "millstream.runs.split"
+QUEUE = "runs"
+KEY_PREFIX = "ms:celery:"
+VISIBILITY_SECONDS = 300  # a step whose worker died without a word is handed out again after so long
+SOCKET_SECONDS = 10.0
+
+
+def broker_url(redis_url: str) -> str:
+    """The store's URL as Celery writes it: unix sockets have another scheme there."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    database = parse_qs(parts.query).get("db", ["0"])[0]
+    login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
+    return f"redis+socket://{login}{parts.path}?virtual_host={database}"
+
+
+def make_app(url: str) -> Celery:
+    """`url` names the broker. Making the application connects to nothing."""
+    app = Celery("millstream", broker=broker_url(url), set_as_current=False)
+    app.conf.update(
+        task_default_queue=QUEUE,
+        task_serializer="json",
+        accept_content=["json"],
+        result_backend=None,
+        task_ignore_result=True,
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+        worker_prefetch_multiplier=1,
+        worker_soft_shutdown_timeout=10.0,
+        worker_hijack_root_logger=False,
+        worker_redirect_stdouts=False,
+        worker_enable_remote_control=False,
+        task_publish_retry=False,
+        broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
+        broker_transport_options={
+            "global_keyprefix": KEY_PREFIX,
+            "visibility_timeout": VISIBILITY_SECONDS,
+            "socket_timeout": SOCKET_SECONDS,
+            "socket_connect_timeout": SOCKET_SECONDS,
+            "socket_keepalive": True,
+        },
+    )
+    return app
+
+
+class StepSender:
+    """Puts steps on the broker. Calls block: an event loop sends from a thread."""
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    def advance(self, run_id: str, notices: Sequence[Notice] = ()) -> None:
+        """Advances a run; the step deletes `notices` when its work is done. Raises kombu's OperationalError."""
+        self._app.send_task(ADVANCE, args=[run_id, [msgspec.to_builtins(notice) for notice in notices]])
+
+    def split(self, run_id: str, number: int) -> None:
+        """Reads and splits document `number` of a run. Raises kombu's OperationalError."""
+        self._app.send_task(SPLIT, args=[run_id, number])
+
+    def close(self) -> None:
+        self._app.close()

@@ -1,0 +1,88 @@
+"""From a message to its end: count the try, sign, send, decide, write down.
+
+Whoever holds the message deletes it only after `Courier.tell` has said that it is done, so a dispatcher that dies on
+the way is followed by one that tells the same message again, under the same `webhook-id`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from worker.webhooks import signing
+from worker.webhooks.delivery import Sender
+from worker.webhooks.event import Message
+from worker.webhooks.ledger import Fate, Ledger
+from worker.webhooks.schedule import Answered, Decision, Delivered, GiveUp, TryAgain, decide
+from worker.webhooks.slots import Slots, endpoint_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The message needs no further try: it was delivered, or given up and kept as a dead letter."""
+
+    outcome: str  # "delivered", "dead" or "known": it had ended before, and only its deletion was lost
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """The message has to be told again after so long."""
+
+    after_seconds: float
+
+
+class Courier:
+    """Tells messages, each as often as its schedule says."""
+
+    def __init__(self, sender: Sender, ledger: Ledger, *, secrets: Sequence[str], schedule: list[float],
+                 concurrency: int) -> None:  # fmt: skip
+        self._sender = sender
+        self._ledger = ledger
+        self._secrets = list(secrets)
+        self._schedule = schedule
+        self._slots = Slots(concurrency)
+
+    def try_take(self, message: Message) -> bool:
+        """Takes the slot that `tell` needs, and gives back; False where the endpoint has to wait."""
+        return self._slots.try_take(endpoint_of(message.url))
+
+    def patience_seconds(self, message: Message) -> float:
+        """After how long to ask again for a slot that was refused."""
+        return self._slots.patience_seconds(endpoint_of(message.url))
+
+    async def tell(self, message: Message) -> Done | Later:
+        """One try. Raises StoreUnavailable where it could not be counted (nothing was sent) or written down."""
+        answered = True
+        try:
+            num_tries, fate = await self._ledger.begin_try(message)
+            if fate is not Fate.OPEN:
+                return Done("known")
+            headers = signing.headers(message.id, int(time.time()), message.body, self._secrets)
+            if message.traceparent:
+                headers["traceparent"] = message.traceparent
+            answer = await self._sender.send(message.url, message.body, headers)
+            answered = isinstance(answer, Answered)
+        finally:
+            self._slots.give_back(endpoint_of(message.url), answered=answered)
+        decision = decide(answer, num_tries=num_tries, schedule=self._schedule, random=random.random())
+        return await self._write_down(message, decision, num_tries)
+
+    async def _write_down(self, message: Message, decision: Decision, num_tries: int) -> Done | Later:
+        now_ms = time.time_ns() // 1_000_000
+        match decision:
+            case Delivered(status):
+                await self._ledger.note(message, Fate.DELIVERED, f"the endpoint answered {status}", now_ms=now_ms)
+                return Done("delivered")
+            case GiveUp(reason):
+                log.warning("webhook %s (%s) given up after try %d: %s", message.id, message.type, num_tries, reason)
+                await self._ledger.note(message, Fate.DEAD, reason, now_ms=now_ms)
+                return Done("dead")
+            case TryAgain(after_seconds, reason):
+                log.info("webhook %s try %d: %s; again in %.1f s", message.id, num_tries, reason, after_seconds)
+                await self._ledger.note(message, Fate.OPEN, reason, now_ms=now_ms)
+                return Later(after_seconds)
