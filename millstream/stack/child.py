@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ class ChildSpec:
     """What to run and how to treat it."""
 
     name: str
-    arguments: Sequence[str]  # behind `python -m millstream`
+    command: Sequence[str]
     environment: Mapping[str, str]
     ready_mark: str | None  # a line that holds this says that it is ready; None: ready once started
     stop_seconds: float  # from SIGTERM to SIGKILL
@@ -114,7 +113,7 @@ class Child:
                 return None
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "millstream", *self.spec.arguments],
+                    self.spec.command,
                     env={**self.spec.environment, TETHER: str(os.getpid()), "PYTHONUNBUFFERED": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,

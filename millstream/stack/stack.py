@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from threading import Lock
 from types import TracebackType
@@ -25,7 +25,6 @@ from typing import Self
 import httpx
 
 from engine.config import EngineConfig
-from infra.embedded import EmbeddedServer
 from infra.settings import (
     DispatcherSettings,
     GatewaySettings,
@@ -36,6 +35,7 @@ from infra.settings import (
 from millstream.environment import environment_of
 from millstream.errors import CommandError
 from millstream.stack.child import Child, ChildSpec, LogLine
+from millstream.stack.server import KeptServer
 from millstream.stack.settings import UpSettings
 
 _POLL_SECONDS = 0.05
@@ -74,10 +74,10 @@ class Stack:
         self.pipelines = pipelines or PipelineSettings()
         self.up = up or UpSettings()
         self.data_dir = self.up.data_dir or self.store.cache / "data"
+        self.server: KeptServer | None = None  # None where the settings name another
         self.children: list[Child] = []
         self._log_line = log
         self._log_lock = Lock()
-        self._embedded = ExitStack()
 
     @property
     def url(self) -> str:
@@ -118,7 +118,8 @@ class Stack:
                 child.ask_to_stop()  # all workers drain at the same time
             for child in members:
                 child.stop()
-        self._embedded.close()
+        if self.server is not None:
+            self.server.stop()
 
     def kill(self) -> None:
         """Ends every process at once. What was running is continued by the next start."""
@@ -129,8 +130,8 @@ class Stack:
         """Starts the embedded server, unless the settings name another."""
         if self.store.redis_url is None:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            url = self._embedded.enter_context(EmbeddedServer(self.data_dir / "store"))
-            self.store = replace(self.store, redis_url=url)
+            self.server = KeptServer(self.data_dir / "store", self._log)
+            self.store = replace(self.store, redis_url=self.server.start())
             self._log("up", f"embedded server started, its data in {self.data_dir}")
         if self.store.blob_url is None:
             self.store = replace(self.store, blob_url=(self.data_dir / "blobs").absolute().as_uri())
@@ -149,7 +150,7 @@ class Stack:
     def _spec(self, name: str, *settings: object, stop_seconds: float, ready: str | None = None) -> ChildSpec:
         return ChildSpec(
             name=name,
-            arguments=[name.split("-")[0]],
+            command=[sys.executable, "-m", "millstream", name.split("-")[0]],
             environment=environment_of(self.store, *settings, base=os.environ),
             ready_mark=ready,
             stop_seconds=stop_seconds + _STOP_GRACE_SECONDS,

@@ -1,0 +1,1 @@
+"""What Millstream needs on a machine, checked."""
