@@ -84,7 +84,7 @@ def check_server(store: StoreSettings) -> Finding:
 def _check_named_server(url: str) -> Finding:
     import redis
 
-    where = url.rpartition("@")[2]  # without its password
+    where = url.rpartition("@")[2].rpartition("://")[2]  # without its password
     try:
         with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
             info = client.info("server")
@@ -155,6 +155,8 @@ def check_compiler(which: Callable[[str], str | None]) -> Finding:
 
 def check_port(host: str, port: int) -> Finding:
     """Whether the gateway could listen there; a gateway that already does is no problem."""
+    if port == 0:
+        return Finding("port", Level.OK, "any that is free will be taken")
     where = f"{host}:{port}"
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

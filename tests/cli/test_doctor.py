@@ -53,8 +53,9 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_compiler() -> None:
-    assert checks.check_compiler({"g++": "/usr/bin/g++"}.get) == Finding("compiler", Level.OK, "/usr/bin/g++")
-    assert checks.check_compiler({}.get).level is Level.WARNING
+    found = checks.check_compiler(lambda name: "/usr/bin/g++" if name == "g++" else None)
+    assert found == Finding("compiler", Level.OK, "/usr/bin/g++")
+    assert checks.check_compiler(lambda name: None).level is Level.WARNING
 
 
 def test_model(tmp_path: Path) -> None:
