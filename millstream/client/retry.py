@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
 
-MAX_TRIES = 6
+MAX_TRIES = 5
 _FIRST_DELAY_SECONDS = 0.25
 _MAX_DELAY_SECONDS = 8.0
 _MAX_ASKED_SECONDS = 120.0  # a server that asks for longer is answered with its error
