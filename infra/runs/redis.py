@@ -6,19 +6,17 @@ writes the record first and the clock after: a retry completes what a crash inte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from infra.connect import Argument, Server
 from infra.contracts import JobError, pack
-from infra.errors import StoreUnavailable
 from infra.runs import scripts
 from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
+from infra.runs.scripts import ScriptCaller
 from infra.runs.store import Document, DocumentUpdate, Written
 from infra.runs.views import RunView, view_of
 from infra.states import Status
@@ -77,48 +75,32 @@ class RunKeys:
         return [self.run, self.sources, self.states, self.versions, self.texts, self.open, self.fed]
 
 
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    """Turns the driver's errors into StoreUnavailable: refused writes, a lost connection, a server that loads."""
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"the store failed: {error}") from error
-
-
 class RedisRuns:
-    def __init__(self, client: Redis) -> None:
-        """`client` must answer in bytes (`decode_responses=False`); `close` closes it."""
-        self._client: Any = client
-        self._create = client.register_script(scripts.CREATE)
-        self._update = client.register_script(scripts.UPDATE)
-        self._finish = client.register_script(scripts.FINISH)
-        self._wake = client.register_script(scripts.WAKE)
-        self._delay = client.register_script(scripts.DELAY)
-        self._take_due = client.register_script(scripts.TAKE_DUE)
+    def __init__(self, server: Server) -> None:
+        """`close` closes the server's connections too."""
+        self._server = server
+        self._scripts = ScriptCaller(server)
+
+    @classmethod
+    def open(cls, url: str) -> RedisRuns:
+        """Over connections of its own, made when needed. Whether the server is fit, the job store has found out."""
+        return cls(Server(url))
 
     async def create(self, run: NewRun) -> bool:
         run.check()
         keys = RunKeys(run.id)
         record = pack(msgspec.structs.replace(run, documents=[]))
-        with _store_errors():
-            written = await self._create(
-                keys=[keys.run, keys.sources, keys.open], args=[record, *(pack(source) for source in run.documents)]
-            )
-            header = None if written else await self.header(run.id)
+        sources = [pack(source) for source in run.documents]
+        is_new = bool(await self._scripts.call(scripts.CREATE, [keys.run, keys.sources, keys.open], [record, *sources]))
+        header = None if is_new else await self.header(run.id)
         if header is None or not header.is_finished:
             await self.wake(run.id)
-        return bool(written)
+        return is_new
 
     async def get(self, run_id: str) -> RunView | None:
         keys = RunKeys(run_id)
-        with _store_errors():
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.hgetall(keys.run)
-                pipe.hgetall(keys.sources)
-                pipe.hgetall(keys.states)
-                pipe.hgetall(keys.versions)
-                fields, sources, states, versions = await pipe.execute()
+        names = (keys.run, keys.sources, keys.states, keys.versions)
+        fields, sources, states, versions = await self._server.batch(*(("HGETALL", name) for name in names))
         if not fields:
             return None
         header = _header(fields)
@@ -135,26 +117,22 @@ class RedisRuns:
         return await self.get(run_id)
 
     async def header(self, run_id: str) -> RunHeader | None:
-        with _store_errors():
-            fields = await self._client.hgetall(RunKeys(run_id).run)
+        fields = await self._server.command("HGETALL", RunKeys(run_id).run)
         return _header(fields) if fields else None
 
     async def open_documents(self, run_id: str, *, limit: int, after: int = -1) -> list[int]:
-        with _store_errors():
-            found = await self._client.zrange(
-                RunKeys(run_id).open, f"({after}", "+inf", byscore=True, offset=0, num=limit
-            )
+        found = await self._server.command(
+            "ZRANGE", RunKeys(run_id).open, f"({after}", "+inf", "BYSCORE", "LIMIT", 0, limit
+        )
         return [int(number) for number in found]
 
     async def documents(self, run_id: str, numbers: Sequence[int]) -> list[Document]:
         if not numbers:
             return []
         keys = RunKeys(run_id)
-        with _store_errors():
-            async with self._client.pipeline(transaction=True) as pipe:
-                for key in (keys.sources, keys.states, keys.versions):
-                    pipe.hmget(key, numbers)
-                sources, states, versions = await pipe.execute()
+        names = (keys.sources, keys.states, keys.versions)
+        commands: list[list[Argument]] = [["HMGET", name, *numbers] for name in names]
+        sources, states, versions = await self._server.batch(*commands)
         return [
             Document(number, _decode(source, DocumentSource), _state(state, version))
             for number, source, state, version in zip(numbers, sources, states, versions, strict=True)
@@ -164,64 +142,54 @@ class RedisRuns:
     async def texts(self, run_id: str, number: int, items: Sequence[str]) -> dict[str, str]:
         if not items:
             return {}
-        with _store_errors():
-            found = await self._client.hmget(RunKeys(run_id).texts, [_member(number, item) for item in items])
+        members = [_member(number, item) for item in items]
+        found = await self._server.command("HMGET", RunKeys(run_id).texts, *members)
         return {item: text.decode() for item, text in zip(items, found, strict=True) if text is not None}
 
     async def update(self, run_id: str, update: DocumentUpdate, *, window: int) -> Written:
         keys = RunKeys(run_id)
+        names = [keys.run, keys.states, keys.versions, keys.texts, keys.open, keys.fed]
         texts = [part for pair in update.texts.items() for part in pair]
-        with _store_errors():
-            answer = await self._update(
-                keys=[keys.run, keys.states, keys.versions, keys.texts, keys.open, keys.fed],
-                args=[
-                    update.number, update.state.version, pack(update.state), int(update.state.is_finished), window,
-                    len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
-                ],
-            )  # fmt: skip
+        arguments: list[Argument] = [
+            update.number, update.state.version, pack(update.state), int(update.state.is_finished), window,
+            len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
+        ]  # fmt: skip
+        answer = await self._scripts.call(scripts.UPDATE, names, arguments)
         return Written(answer.decode())
 
     async def in_flight(self, run_id: str) -> list[tuple[int, str]]:
-        with _store_errors():
-            members = await self._client.smembers(RunKeys(run_id).fed)
+        members = await self._server.command("SMEMBERS", RunKeys(run_id).fed)
         pairs = (member.decode().split(":", 1) for member in members)
         return sorted((int(number), item) for number, item in pairs)
 
     async def drop_in_flight(self, run_id: str, items: Sequence[tuple[int, str]]) -> None:
         if items:
-            with _store_errors():
-                await self._client.srem(RunKeys(run_id).fed, *(_member(number, item) for number, item in items))
+            await self._server.command("SREM", RunKeys(run_id).fed, *(_member(*item) for item in items))
 
     async def finish(self, run_id: str, status: Status, *, error: JobError | None = None,
                      output: str | None = None) -> bool:  # fmt: skip
-        with _store_errors():
-            changed = await self._finish(
-                keys=RunKeys(run_id).all, args=[status, pack(error) if error else b"", output or "", KEEP_SECONDS]
-            )
-        return bool(changed)
+        packed = pack(error) if error else b""
+        arguments: list[Argument] = [status, packed, output or "", KEEP_SECONDS]
+        return bool(await self._scripts.call(scripts.FINISH, RunKeys(run_id).all, arguments))
 
     async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:
-        with _store_errors():
-            await self._wake(keys=[CLOCK], args=[run_id, round(delay_seconds * 1000)])
+        await self._scripts.call(scripts.WAKE, [CLOCK], [run_id, round(delay_seconds * 1000)])
 
     async def take_due(self, *, limit: int, hide_seconds: float) -> list[str]:
-        with _store_errors():
-            ids = await self._take_due(keys=[CLOCK], args=[limit, round(hide_seconds * 1000)])
+        ids = await self._scripts.call(scripts.TAKE_DUE, [CLOCK], [limit, round(hide_seconds * 1000)])
         return [run_id.decode() for run_id in ids]
 
     async def delay(self, run_id: str, *, delay_seconds: float) -> None:
-        with _store_errors():
-            await self._delay(keys=[CLOCK], args=[run_id, round(delay_seconds * 1000)])
+        await self._scripts.call(scripts.DELAY, [CLOCK], [run_id, round(delay_seconds * 1000)])
 
     async def rest(self, run_id: str) -> bool:
         header = await self.header(run_id)
         if header is not None and not header.is_finished:
             return False
-        with _store_errors():
-            return bool(await self._client.zrem(CLOCK, run_id))
+        return bool(await self._server.command("ZREM", CLOCK, run_id))
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._server.close()
 
 
 Record = TypeVar("Record")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
-from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
+from infra.connect import Argument, Server
 from infra.contracts import Struct
-from infra.errors import StoreUnavailable
 from worker.webhooks.event import Message
 from worker.webhooks.signing import new_secret
 
@@ -42,46 +37,47 @@ class Entry(Struct):
 
 
 class Ledger:
-    def __init__(self, client: Redis) -> None:
-        """`client` must answer in bytes; `close` closes it."""
-        self._client: Any = client
+    def __init__(self, server: Server) -> None:
+        """`close` closes the server's connections too."""
+        self._server = server
+
+    @classmethod
+    def open(cls, url: str) -> Ledger:
+        """Over connections of its own, made when needed."""
+        return cls(Server(url))
 
     async def secret(self) -> str:
         """The deployment's signing secret, made at the first call of the first process."""
-        with _store_errors():
-            await self._client.set(SECRET, new_secret(), nx=True)
-            return str((await self._client.get(SECRET)).decode())
+        _, secret = await self._server.batch(("SET", SECRET, new_secret(), "NX"), ("GET", SECRET))
+        return str(secret.decode())
 
     async def begin_try(self, message: Message) -> tuple[int, Fate]:
         """Counts one more try; returns its number from 1, and what had become of the webhook before it."""
         key = _key(message.id)
-        with _store_errors():
-            async with self._client.pipeline(transaction=True) as pipe:
-                pipe.hincrby(key, "num_tries", 1)
-                pipe.hget(key, "fate")
-                pipe.expire(key, DEAD_SECONDS)
-                num_tries, fate, _ = await pipe.execute()
+        num_tries, fate, _ = await self._server.batch(
+            ("HINCRBY", key, "num_tries", 1), ("HGET", key, "fate"), ("EXPIRE", key, DEAD_SECONDS)
+        )
         return int(num_tries), Fate(fate.decode()) if fate else Fate.OPEN
 
     async def note(self, message: Message, fate: Fate, reason: str, *, now_ms: int) -> None:
-        """Writes down what came of a try."""
-        key = _key(message.id)
-        fields = {
+        """Writes down what came of a try. A dead letter is listed first, so that none is known to itself alone."""
+        if fate is Fate.DEAD:
+            await self._server.batch(
+                ("ZADD", DEAD, now_ms, message.id),
+                ("ZREMRANGEBYSCORE", DEAD, "-inf", now_ms - DEAD_SECONDS * 1000),
+            )
+        fields: dict[str, Argument] = {
             "url": message.url, "type": message.type, "body": message.body,
             "fate": fate, "reason": reason, "changed_ms": now_ms,
         }  # fmt: skip
-        with _store_errors():
-            async with self._client.pipeline(transaction=False) as pipe:
-                pipe.hset(key, mapping=fields)
-                pipe.expire(key, DEAD_SECONDS if fate is Fate.DEAD else LOG_SECONDS)
-                if fate is Fate.DEAD:
-                    pipe.zadd(DEAD, {message.id: now_ms})
-                    pipe.zremrangebyscore(DEAD, "-inf", now_ms - DEAD_SECONDS * 1000)
-                await pipe.execute()
+        key = _key(message.id)
+        await self._server.batch(
+            ("HSET", key, *(part for pair in fields.items() for part in pair)),
+            ("EXPIRE", key, DEAD_SECONDS if fate is Fate.DEAD else LOG_SECONDS),
+        )
 
     async def entry(self, webhook_id: str) -> Entry | None:
-        with _store_errors():
-            fields = await self._client.hgetall(_key(webhook_id))
+        fields = await self._server.command("HGETALL", _key(webhook_id))
         if b"fate" not in fields:
             return None
         body = fields.pop(b"body")
@@ -90,20 +86,11 @@ class Ledger:
 
     async def dead_letters(self, *, limit: int) -> list[str]:
         """Ids of webhooks that were given up, newest first."""
-        with _store_errors():
-            return [one.decode() for one in await self._client.zrevrange(DEAD, 0, limit - 1)]
+        return [one.decode() for one in await self._server.command("ZREVRANGE", DEAD, 0, limit - 1)]
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._server.close()
 
 
 def _key(webhook_id: str) -> str:
     return f"ms:webhook:{{{webhook_id}}}"
-
-
-@contextmanager
-def _store_errors() -> Iterator[None]:
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"the store failed: {error}") from error
