@@ -28,7 +28,7 @@ class Caller:
         self.url = url.rstrip("/")
         self._timeout_seconds = timeout_seconds
         if not self.url.startswith(("http://", "https://")):
-            raise CannotConnect(f"{url!r} is not the URL of a gateway; it looks like http://127.0.0.1:8080", param="url")
+            raise CannotConnect(f"{url!r} is not the URL of a gateway; those look like http://host:8080", param="url")
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         try:
             self._http = httpx.Client(base_url=self.url, headers=headers)

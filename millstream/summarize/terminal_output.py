@@ -1,0 +1,96 @@
+"""Output on a terminal: a bar for each document that is worked on, its summary's tail as it grows, then the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from millstream.summarize.progress import DocumentProgress, Listener
+
+_MAX_BARS = 12  # more than a screen would show
+_MAX_NAME = 32
+_MAX_TAIL = 48
+
+
+class TerminalProgress(Listener):
+    """Bars at the bottom of the terminal; finished documents are printed above, once each, in the order they end."""
+
+    def __init__(self, console: Console, *, with_summaries: bool) -> None:
+        self._console = console
+        self._with_summaries = with_summaries
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[chunks]}"),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[tail]}", style="dim"),
+            console=console,
+        )
+        self._bars: dict[str, TaskID] = {}
+        self._tails: dict[str, str] = {}
+        self._all: TaskID | None = None
+
+    def opened(self, documents: Sequence[DocumentProgress]) -> None:
+        self._all = self._progress.add_task("all documents", total=len(documents), chunks="", tail="")
+        self._progress.start()
+
+    def changed(self, document: DocumentProgress) -> None:
+        bar = self._bars.get(document.id)
+        if bar is None:
+            if len(self._bars) >= _MAX_BARS:
+                return
+            name = _shortened(document.name)
+            bar = self._bars[document.id] = self._progress.add_task(name, total=None, chunks="", tail="")
+        if document.num_chunks is not None:
+            done = document.num_chunks_done + document.num_chunks_failed
+            self._progress.update(
+                bar, total=document.num_chunks, completed=done, chunks=f"{done}/{document.num_chunks} chunks"
+            )
+
+    def piece(self, document_id: str, text: str) -> None:
+        self._tails[document_id] = (self._tails.get(document_id, "") + text)[-4 * _MAX_TAIL :]
+        self._show_tail(document_id)
+
+    def restarted(self, document_id: str) -> None:
+        self._tails[document_id] = ""
+        self._show_tail(document_id)
+
+    def finished(self, document: DocumentProgress) -> None:
+        bar = self._bars.pop(document.id, None)
+        if bar is not None:
+            self._progress.remove_task(bar)
+        if self._all is not None:
+            self._progress.advance(self._all)
+        if self._with_summaries:
+            self._print(document)
+
+    def noted(self, text: str) -> None:
+        self._console.print(Text(text, style="yellow"))
+
+    def closed(self) -> None:
+        self._progress.stop()
+
+    def _show_tail(self, document_id: str) -> None:
+        bar = self._bars.get(document_id)
+        if bar is not None:
+            tail = " ".join(self._tails[document_id].split())
+            self._progress.update(bar, tail=tail[-_MAX_TAIL:].replace("[", "\\["))
+
+    def _print(self, document: DocumentProgress) -> None:
+        self._console.print(Text(document.name, style="bold"))
+        if document.summary is not None:
+            self._console.print(Text(document.summary.strip()))
+        else:
+            self._console.print(Text(f"error: {document.error or document.status}", style="red"))
+        for failure in document.failures:
+            self._console.print(Text(failure, style="yellow"))
+        self._console.print()
+
+
+def _shortened(name: str) -> str:
+    """The end of a long name says more than its beginning. Square brackets are markup to the bars."""
+    short = name if len(name) <= _MAX_NAME else "…" + name[1 - _MAX_NAME :]
+    return short.replace("[", "\\[")
