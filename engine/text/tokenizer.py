@@ -17,7 +17,8 @@ class Tokenizer:
     """Ids, bytes and special tokens of one model folder.
 
     Attributes: `vocab_size` (ids are 0 .. vocab_size - 1), `bos_token_id` (None where the model has none),
-    `eos_token_ids` (every id that ends an answer), `special_ids` (ids that never show in text).
+    `eos_token_ids` (every id that ends an answer), `special_ids` (ids that never show in text),
+    `chat_template_source` (Jinja, None where the model has none).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +36,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.bos_token_id = self._role_id("bos_token")
         self.eos_token_ids = self._read_eos_ids(folder)
-        self._template_source = _read_template(folder, self._config)
+        self.chat_template_source = _read_template(folder, self._config)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens`, what the model expects around it (such as one BOS).
@@ -63,11 +64,11 @@ class Tokenizer:
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, or None for a model that has none."""
-        if self._template_source is None:
+        if self.chat_template_source is None:
             return None
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
         tokens = {name: token for name in names if (token := self._role_token(name)) is not None}
-        return ChatTemplate(self._template_source, tokens)
+        return ChatTemplate(self.chat_template_source, tokens)
 
     @cached_property
     def _bytes_by_id(self) -> list[bytes]:

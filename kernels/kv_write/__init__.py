@@ -1,0 +1,1 @@
+"""Puts a step's new keys and values into the paged pool."""

@@ -1,0 +1,32 @@
+"""Chooses how paged attention runs: a function that prepares a step's rows once and returns what every layer calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+from kernels.choice import Choice, the_only_path
+from kernels.paged_attention.gathered import GatheredAttention
+from kernels.paged_attention.rows import PagedRows
+
+
+class Attend(Protocol):
+    """(query, key_pool, value_pool, scale, softcap) -> output; shapes as in reference.py."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        key_pool: torch.Tensor,
+        value_pool: torch.Tensor,
+        scale: float,
+        softcap: float | None = None,
+    ) -> torch.Tensor: ...
+
+
+PrepareAttention = Callable[[PagedRows, torch.device, int | None], Attend]  # (rows, device, window)
+
+
+def choose(device: torch.device) -> Choice[PrepareAttention]:
+    return the_only_path(GatheredAttention, device.type, name="torch")

@@ -1,0 +1,1 @@
+"""RMS norm: y = x / sqrt(mean(x^2) + eps) * weight."""

@@ -1,0 +1,12 @@
+"""y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension, in fp32."""
+
+from __future__ import annotations
+
+import torch
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x: [..., size]; weight: [size], fp32. Returns x's shape and dtype."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * scale * weight).to(x.dtype)

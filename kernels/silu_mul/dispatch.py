@@ -1,0 +1,20 @@
+"""Chooses how the gate runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from kernels.choice import Choice, the_only_path
+from kernels.silu_mul.reference import gelu_mul, silu_mul
+
+Activation = Literal["silu", "gelu_tanh"]
+GateMul = Callable[[torch.Tensor], torch.Tensor]
+
+_BY_ACTIVATION: dict[Activation, GateMul] = {"silu": silu_mul, "gelu_tanh": gelu_mul}
+
+
+def choose(activation: Activation, device: torch.device) -> Choice[GateMul]:
+    return the_only_path(_BY_ACTIVATION[activation], device.type)
