@@ -7,7 +7,7 @@ import sys
 
 from cyclopts import App, CycloptsError
 
-from infra.errors import MillstreamError
+from infra.errors import MillstreamError, StoreUnavailable
 from millstream.errors import CommandError
 from millstream.tether import tether
 from millstream.toml_file import apply_toml
@@ -54,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     except CommandError as error:
         _complain(str(error))
         return error.exit_code
+    except StoreUnavailable as error:
+        _complain(f"{str(error).rstrip('.')}; start one with `millstream up`, or name it with --redis-url or REDIS_URL")
+        return 1
     except MillstreamError as error:
         _complain(str(error))
         return 1

@@ -61,13 +61,18 @@ def settings_kinds() -> dict[str, type]:
 
 
 def setting_names() -> set[str]:
-    return {one.name for kind in settings_kinds().values() for one in fields(kind)}
+    return {name for kind in settings_kinds().values() for name in _names(kind)}
+
+
+def _names(kind: Any) -> set[str]:
+    return {one.name for one in fields(kind)}
 
 
 def takes_settings(command: Command) -> Command:
     """Lets `command` be called with flags: each parameter that is a settings dataclass becomes one flag a field.
 
-    A `--config` flag is added, too. Parameters of other types stay as they are.
+    A name that two kinds of settings share is one flag that feeds both. A `--config` flag is added, too. Parameters of
+    other types stay as they are.
     """
     hints = get_type_hints(command, include_extras=True)
     groups = {kind: Group(title, sort_key=number) for number, (title, kind) in enumerate(settings_kinds().items())}
@@ -77,7 +82,8 @@ def takes_settings(command: Command) -> Command:
         kind = hints[parameter.name]
         if is_dataclass(kind) and isinstance(kind, type):
             expanded[parameter.name] = kind
-            parameters += _flags(kind, groups[kind])
+            there = {one.name for one in parameters}
+            parameters += [flag for flag in _flags(kind, groups[kind]) if flag.name not in there]
         else:
             parameters.append(parameter.replace(annotation=kind))
     parameters.append(inspect.Parameter("config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFile))
@@ -88,8 +94,9 @@ def takes_settings(command: Command) -> Command:
         bound.apply_defaults()
         values = bound.arguments
         del values["config"]  # read by the source of TOML values already
+        flags = {flag: values.pop(flag) for kind in expanded.values() for flag in _names(kind) & values.keys()}
         for name, kind in expanded.items():
-            values[name] = _build(kind, {one.name: values.pop(one.name) for one in fields(kind)})
+            values[name] = _build(kind, {flag: flags[flag] for flag in _names(kind)})
         ordered = inspect.signature(command).parameters.values()
         before = [values.pop(one.name) for one in ordered if one.kind is one.POSITIONAL_OR_KEYWORD]
         rest = [value for one in ordered if one.kind is one.VAR_POSITIONAL for value in values.pop(one.name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.settings import DispatcherSettings, StoreSettings
 from millstream.flags import takes_settings
+from millstream.stack.address import joining
 
 
 @takes_settings
@@ -11,4 +12,4 @@ def dispatcher(store: StoreSettings, settings: DispatcherSettings) -> int:
     """Relays the outbox: delivers webhooks, wakes the steps of runs, sweeps what is past its time."""
     from worker.dispatcher import run
 
-    return run(store, settings)
+    return run(joining(store), settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.settings import GatewaySettings, StoreSettings
 from millstream.flags import takes_settings
+from millstream.stack.address import joining
 
 
 @takes_settings
@@ -11,4 +12,4 @@ def gateway(store: StoreSettings, settings: GatewaySettings) -> int:
     """Serves HTTP: jobs, runs, the OpenAI-compatible routes, event streams."""
     from api_gateway.main import run
 
-    return run(store, settings)
+    return run(joining(store), settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from infra.settings import PipelineSettings, StoreSettings
 from millstream.flags import takes_settings
+from millstream.stack.address import joining
 
 
 @takes_settings
@@ -11,4 +12,4 @@ def pipelines(store: StoreSettings, settings: PipelineSettings) -> int:
     """Runs the steps of runs: splits documents, feeds their jobs through the queue, joins the summaries."""
     from worker.runs.pipelines import run
 
-    return run(store, settings)
+    return run(joining(store), settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.config import EngineConfig
 from infra.settings import StoreSettings, WorkerSettings
 from millstream.flags import takes_settings
+from millstream.stack.address import joining
 
 
 @takes_settings
@@ -12,4 +13,4 @@ def worker(store: StoreSettings, settings: WorkerSettings, engine: EngineConfig)
     """Claims jobs of one model from the queue and runs them in the engine."""
     from worker.main import run
 
-    return run(store, settings, engine)
+    return run(joining(store), settings, engine)

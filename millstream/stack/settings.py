@@ -9,5 +9,5 @@ from pathlib import Path
 @dataclass(frozen=True, kw_only=True)
 class UpSettings:
     workers: int = 1  # worker processes
-    data_dir: Path | None = None  # the embedded server's data and blobs; None: `data` in the cache folder
+    data_dir: Path | None = None  # embedded server's data, and blobs; None: in the cache folder
     ready_seconds: float = 300.0  # everything must be ready by then; a first start may fetch and convert a model

@@ -34,6 +34,7 @@ from infra.settings import (
 )
 from millstream.environment import environment_of
 from millstream.errors import CommandError
+from millstream.stack.address import default_data_dir, forget_url, note_url
 from millstream.stack.child import Child, ChildSpec, LogLine
 from millstream.stack.server import KeptServer
 from millstream.stack.settings import UpSettings
@@ -73,7 +74,7 @@ class Stack:
         self.dispatcher = dispatcher or DispatcherSettings()
         self.pipelines = pipelines or PipelineSettings()
         self.up = up or UpSettings()
-        self.data_dir = self.up.data_dir or self.store.cache / "data"
+        self.data_dir = self.up.data_dir or default_data_dir(self.store)
         self.server: KeptServer | None = None  # None where the settings name another
         self.children: list[Child] = []
         self._log_line = log
@@ -119,6 +120,8 @@ class Stack:
             for child in members:
                 child.stop()
         if self.server is not None:
+            if self.server.num_starts > 0:  # else the note is of another tree that uses the folder
+                forget_url(self.data_dir)
             self.server.stop()
 
     def kill(self) -> None:
@@ -131,9 +134,11 @@ class Stack:
         if self.store.redis_url is None:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             self.server = KeptServer(self.data_dir / "store", self._log)
-            self.store = replace(self.store, redis_url=self.server.start())
+            url = self.server.start()
+            note_url(self.data_dir, url)
+            self.store = replace(self.store, redis_url=url)
             self._log("up", f"embedded server started, its data in {self.data_dir}")
-        if self.store.blob_url is None:
+        if self.up.data_dir is not None and self.store.blob_url is None:
             self.store = replace(self.store, blob_url=(self.data_dir / "blobs").absolute().as_uri())
 
     def _specs(self) -> Iterator[ChildSpec]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from cyclopts import App
 
 from engine.config import EngineConfig
-from infra.settings import GatewaySettings, StoreSettings, WorkerSettings
+from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
 from millstream.environment import environment_of
 from millstream.errors import UsageError
 from millstream.flags import CONVENTIONAL, settings_kinds, takes_settings, variables_of
@@ -125,10 +125,33 @@ def test_a_value_that_the_settings_refuse_is_a_usage_error() -> None:
         parse("--block-size", "7")
 
 
-def test_settings_names_are_unique() -> None:
-    """A name is a flag and a variable of its own, so two kinds of settings cannot share one."""
-    counts = Counter(one.name for kind in settings_kinds().values() for one in fields(kind))
-    assert [name for name, count in counts.items() if count > 1] == []
+def test_a_name_means_one_thing() -> None:
+    """A name is one flag and one variable, so kinds of settings that share it must mean the same by it."""
+    meanings: dict[str, set[tuple[object, object]]] = {}
+    for kind in settings_kinds().values():
+        hints = get_type_hints(kind)
+        for one in fields(kind):
+            meanings.setdefault(one.name, set()).add((hints[one.name], one.default))
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+
+
+def test_a_shared_name_is_one_flag_that_feeds_both() -> None:
+    seen: list[tuple[DispatcherSettings, PipelineSettings]] = []
+
+    @takes_settings
+    def command(dispatcher: DispatcherSettings, pipelines: PipelineSettings) -> int:
+        seen.append((dispatcher, pipelines))
+        return 0
+
+    app = App(result_action="return_value", exit_on_error=False, print_error=False)
+    app.default(command)
+    assert app(["--celery-url", "redis://broker/1", "--run-window", "3"]) == 0
+    assert seen == [
+        (
+            DispatcherSettings(celery_url="redis://broker/1"),
+            PipelineSettings(celery_url="redis://broker/1", run_window=3),
+        )
+    ]
 
 
 def test_every_setting_survives_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
