@@ -23,24 +23,20 @@ CHAT_TEMPLATE = (
 
 # Pieces that the tiny tokenizer joins, in order: enough for tokens of several bytes, some ending inside a character.
 _MERGES = [
-    "t h",
-    "th e",
-    "Ġ the",
-    "i n",
-    "in g",
-    "e r",
-    "a n",
-    "an d",
-    "Ġ and",
-    "o n",
-    "Ġ a",
-    "s t",
-    "ð Ł",
-    "ðŁ ĺ",
-    "æ ¼",
-    "o u",
-    ". Ċ",
-    "Ġ Ġ",
+    ("t", "h"),
+    ("th", "e"),
+    ("Ġ", "the"),
+    ("i", "n"),
+    ("in", "g"),
+    ("a", "n"),
+    ("an", "d"),
+    ("Ġ", "and"),
+    ("s", "t"),
+    ("ð", "Ł"),
+    ("ðŁ", "ĺ"),
+    ("æ", "¼"),
+    (".", "Ċ"),
+    ("Ġ", "Ġ"),
 ]
 
 _BASE: dict[str, Any] = {
@@ -114,10 +110,9 @@ def write_tiny_tokenizer(folder: Path, vocab_size: int = VOCAB_SIZE) -> None:
     """A byte-level tokenizer: 3 special tokens, 256 bytes, a few merges, then tokens that no text yields."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    merges = [tuple(merge.split(" ")) for merge in _MERGES]
-    pieces = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in merges)]
+    pieces = [*SPECIAL_TOKENS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in _MERGES)]
     pieces += [f"unused{index}" for index in range(vocab_size - len(pieces))]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=merges))
+    tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=_MERGES))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
