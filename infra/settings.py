@@ -24,6 +24,11 @@ class StoreSettings:
     cache_dir: Path | None = None  # converted models, embedded server's data, blobs; None: ~/.cache/millstream
 
     @property
+    def server_url(self) -> str:
+        """The server that every process but `millstream up` uses: the one named, else the one of this machine."""
+        return self.redis_url or "redis://127.0.0.1:6379/0"
+
+    @property
     def cache(self) -> Path:
         return self.cache_dir or _cache()
 
@@ -55,6 +60,7 @@ class GatewaySettings:
     api_keys: str = ""  # comma-separated; each is a tenant of its own. Empty: only this machine is served
     cache_secret: str = ""  # keys the tenants' prefix-cache domains; empty: derived from the API keys
     default_max_tokens: int = 1024  # tokens generated at most where the caller does not say
+    sweep_seconds: float = 30.0  # how often each gateway ends what is past its time
 
 
 @dataclass(frozen=True, kw_only=True)
