@@ -19,6 +19,8 @@ MAX_TENANTS_REMEMBERED = 1024
 
 
 class Policy(Protocol):
+    preempts: bool  # whether `may_preempt` is ever true
+
     def key(self, request: Request) -> float:
         """The request's number; called once, at its arrival."""
         ...
@@ -33,6 +35,8 @@ class Policy(Protocol):
 
 
 class _Stateless:
+    preempts = True
+
     def started(self, request: Request) -> None:
         pass
 
@@ -42,6 +46,8 @@ class _Stateless:
 
 class FirstCome(_Stateless):
     """In order of arrival."""
+
+    preempts = False
 
     def key(self, request: Request) -> float:
         return request.arrival
@@ -82,6 +88,8 @@ class FairShare:
     tenants that wait. A tenant that was idle is lifted to it, so it gets its share and no arrears.
     Tokens are estimated at arrival and corrected at the end to what was computed.
     """
+
+    preempts = False
 
     def __init__(self) -> None:
         self._counters: dict[str, float] = {}  # tenant -> where its next request starts

@@ -53,6 +53,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, from the first on
     num_registered_blocks: int = 0  # how many of its blocks the prefix cache has been told of
     host_keys: list[HostKey] = field(default_factory=list)  # while swapped: one for each block
+    check_at: int = 0  # while it decodes: so many computed tokens fill its last block or end it by length
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
@@ -85,6 +86,23 @@ class Sequence:
     def order(self) -> tuple[float, int, int]:
         """Its place among all sequences; lower goes first. Never changes."""
         return (self.request.key, self.request.arrival_index, self.choice)
+
+    @property
+    def num_forks(self) -> int:
+        """How many sequences go on from here once the prompt is computed: itself, and siblings that wait for it."""
+        return 1 if self.request.is_forked else self.request.num_unfinished
+
+    @property
+    def target(self) -> int:
+        """So many tokens are computed before it draws: all, or the prompt where siblings wait to fork from it."""
+        return self.num_tokens if self.num_forks == 1 else self.num_prompt_tokens
+
+    @property
+    def draws(self) -> list[Sequence]:
+        """The sequences that draw their next token from the logits of its target."""
+        if self.num_forks == 1:
+            return [self]
+        return [each for each in self.request.sequences if not (each.is_finished or each.output_token_ids)]
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids of positions start..end (half-open)."""
@@ -132,6 +150,17 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def trunk(self) -> Sequence | None:
+        """The sequence that computes the prompt for all, until they fork; None once they have."""
+        if self.is_forked:
+            return None
+        return next((sequence for sequence in self.sequences if not sequence.is_finished), None)
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(1 for sequence in self.sequences if not sequence.is_finished)
 
     @property
     def is_finished(self) -> bool:

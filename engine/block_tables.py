@@ -1,0 +1,273 @@
+"""Gives sequences their blocks and takes them back, and notes the block moves that this costs. Pure.
+
+    block_table:   [  b0  |  b1  |  b2  ]       b0 may be shared: with siblings, or through the prefix cache
+    positions:     0      B      2B     3B
+                   | computed ..|.. next |      a shared block is copied before its first write (copy-on-write)
+
+Moves belong to the plan in the making. Until `settle` (the plan is committed) or `abandon` (it failed), nothing that
+they read is handed out again: not the source of a copy, not a host slot that is read back.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.plan import BlockMove
+from engine.sequence import SequenceState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from engine.block_pool import BlockPool
+    from engine.host_store import HostKey, HostStore
+    from engine.prefix_cache import PrefixCache
+    from engine.sequence import Sequence
+
+
+class _Copy(NamedTuple):
+    sequence: Sequence
+    place: int  # in its block table
+    move: BlockMove
+
+
+class BlockTables:
+    def __init__(self, pool: BlockPool, cache: PrefixCache, host: HostStore) -> None:
+        self.pool = pool
+        self.cache = cache
+        self.host = host
+        self.num_swapped_out = 0  # blocks ever copied to the host
+        self.num_swapped_in = 0
+        self._copies: list[_Copy] = []
+        self._swap_out: list[BlockMove] = []
+        self._swap_in: list[BlockMove] = []
+        self._left: list[Sequence] = []  # swapped out by this plan
+        self._came: list[Sequence] = []  # with blocks that this plan reads from the host
+        self._evicted: list[bytes] = []  # cached on the host by this plan
+        self._read_keys: list[HostKey] = []  # pinned until the plan has read them
+        self._sources: Counter[int] = Counter()  # blocks held until the plan has copied them
+
+    def evicted(self, block: int, content_hash: bytes) -> None:
+        """The pool's `on_evict`: a cached block is about to be overwritten; the second tier keeps it if it can."""
+        if self.cache.second_tier:
+            slot = self.host.try_cache(content_hash)
+            if slot is not None:
+                self._swap_out.append(BlockMove(block, slot))
+                self._evicted.append(content_hash)
+
+    def take_moves(self) -> tuple[list[BlockMove], list[BlockMove], list[BlockMove]]:
+        """(copies, swap_out, swap_in) of the plan in the making."""
+        return [copy.move for copy in self._copies], self._swap_out.copy(), self._swap_in.copy()
+
+    def num_short(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks missing from the available ones for the sequence to start and reach `num_tokens`; 0 or less: none."""
+        return self._start_needs(sequence, num_tokens, *self._find(sequence, num_tokens))
+
+    def try_start(self, sequence: Sequence, num_tokens: int, *, spare: int) -> bool:
+        """Gives a waiting sequence the blocks that are there for its first `num_tokens` tokens: cached or swapped.
+
+        Sets num_computed_tokens. The rest is not allocated yet, but False, nothing changed, is returned unless it could
+        be and `spare` blocks would still be available.
+        """
+        found, keys = self._find(sequence, num_tokens)
+        if self._start_needs(sequence, num_tokens, found, keys) > -spare:
+            return False
+        for block in found:
+            if block is not None:
+                self.pool.hold(block)
+        if sequence.state is SequenceState.SWAPPED:
+            self._read_keys += sequence.host_keys  # their pins live on until the plan has read them
+            sequence.host_keys = []
+        else:
+            for key in keys:
+                self.host.try_pin(key)
+            self._read_keys += keys
+            sequence.num_computed_tokens = len(found) * self.pool.block_size
+        read = self._read(keys)
+        table = [read.pop(0) if block is None else block for block in found]
+        sequence.block_table = table
+        sequence.num_registered_blocks = 0
+        if keys:
+            self._came.append(sequence)
+        return True
+
+    def try_grow(self, sequence: Sequence, end: int) -> bool:
+        """Makes positions num_computed_tokens..end writable; False, nothing changed, where blocks are missing."""
+        table = sequence.block_table
+        copies = self._needs_copy(sequence)
+        needed = copies + max(0, self.pool.num_blocks_for(end) - len(table))
+        if needed == 0:
+            return True
+        blocks = self.pool.try_allocate(needed)
+        if blocks is None:
+            return False
+        if copies:
+            index = sequence.num_computed_tokens // self.pool.block_size
+            move = BlockMove(table[index], blocks.pop())
+            self._sources[move.source] += 1  # this table's hold lives on until the copy is done
+            self._copies.append(_Copy(sequence, index, move))
+            table[index] = move.target
+        table += blocks
+        return True
+
+    def reach(self, sequence: Sequence) -> int:
+        """The furthest position that `try_grow` could make writable now."""
+        num_new = self.pool.num_available - self._needs_copy(sequence)
+        if num_new < 0:
+            return sequence.num_computed_tokens
+        return (len(sequence.block_table) + num_new) * self.pool.block_size
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """The child shares all blocks of the parent, which must be computed to the same position."""
+        for block in parent.block_table:
+            self.pool.hold(block)
+        child.block_table = parent.block_table.copy()
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_registered_blocks = parent.num_registered_blocks
+        child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.pool.block_size]
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes all blocks of the sequence, on the device and on the host; nothing of it counts as computed."""
+        self._undo_copy(sequence)
+        self.pool.release(sequence.block_table)
+        for key in sequence.host_keys:
+            self._unpin(key)
+        sequence.block_table = []
+        sequence.host_keys = []
+        sequence.num_computed_tokens = 0
+        sequence.num_registered_blocks = 0
+
+    def try_swap_out(self, sequence: Sequence) -> bool:
+        """Moves the computed blocks to the host; False, nothing moved, where the host store has no room.
+
+        Content that is there already is not copied again. num_computed_tokens stays.
+        """
+        self._undo_copy(sequence)
+        size = self.pool.block_size
+        num_computed = sequence.num_computed_tokens
+        blocks = sequence.block_table[: self.pool.num_blocks_for(num_computed)]
+        keys = [self._key(block, min(size, num_computed - i * size)) for i, block in enumerate(blocks)]
+        if self.host.num_new(keys) > self.host.num_available:
+            return False
+        for key, block in zip(keys, blocks, strict=True):
+            pinned = self.host.try_pin(key)
+            assert pinned is not None
+            slot, is_new = pinned
+            if is_new:
+                self._swap_out.append(BlockMove(block, slot))
+        self.pool.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.host_keys = keys
+        sequence.num_registered_blocks = 0
+        self._left.append(sequence)
+        return True
+
+    def settle(self) -> None:
+        """The plan's moves are done."""
+        self.num_swapped_out += len(self._swap_out)
+        self.num_swapped_in += len(self._swap_in)
+        for key in self._read_keys:
+            self._unpin(key)
+        self._forget_moves()
+
+    def abandon(self) -> tuple[list[Sequence], list[Sequence]]:
+        """Whether the plan's moves were done is unknown. Undoes them and returns the sequences that they touched:
+        those whose blocks are lost, all released, and those that still must copy a block before they write it.
+        """
+        must_copy = [copy.sequence for copy in self._copies]
+        for sequence in must_copy:
+            self._undo_copy(sequence)
+        lost = [*self._left, *self._came]
+        for sequence in lost:
+            for key in sequence.host_keys:
+                self.host.unpin(key, keep=False)
+            sequence.host_keys = []
+            self.release(sequence)
+        for key in self._read_keys:
+            self.host.unpin(key, keep=False)
+        for content_hash in self._evicted:
+            self.host.forget(content_hash)
+        self._forget_moves()
+        return lost, must_copy
+
+    def num_unused_slots(self, sequences: Iterable[Sequence]) -> int:
+        """Allocated token slots that hold nothing: the tails of last blocks, a shared block counted once."""
+        size = self.pool.block_size
+        unused: dict[int, int] = {}
+        for sequence in sequences:
+            num_computed = sequence.num_computed_tokens
+            for index in range(num_computed // size, len(sequence.block_table)):
+                block = sequence.block_table[index]
+                empty = size - max(0, min(size, num_computed - index * size))
+                unused[block] = min(empty, unused.get(block, size))
+        return sum(unused.values())
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Conservation on the device and on the host. `sequences` are all that may hold blocks."""
+        sequences = list(sequences)
+        self.pool.check_integrity([*(sequence.block_table for sequence in sequences), self._sources.elements()])
+        self.host.check_integrity([*(sequence.host_keys for sequence in sequences), self._read_keys])
+
+    def _find(self, sequence: Sequence, num_tokens: int) -> tuple[list[int | None], list[HostKey]]:
+        """The sequence's blocks by where they are: on the device, or None for each of the host keys that follow."""
+        if sequence.state is SequenceState.SWAPPED:
+            found = [self._on_device(key) for key in sequence.host_keys]
+            return found, [key for key, block in zip(sequence.host_keys, found, strict=True) if block is None]
+        blocks, hashes = self.cache.match(sequence, num_tokens)
+        return [*blocks, *[None] * len(hashes)], list(hashes)
+
+    def _start_needs(self, sequence: Sequence, num_tokens: int, found: list[int | None], keys: list[HostKey]) -> int:
+        blocks = [block for block in found if block is not None]
+        total = max(self.pool.num_blocks_for(num_tokens), len(found))
+        num_revived = sum(1 for block in blocks if self.pool.ref_count(block) == 0)
+        return total - len(blocks) + num_revived - self.pool.num_available
+
+    def _read(self, keys: list[HostKey]) -> list[int]:
+        """New blocks that the plan fills from the host, where the keys are pinned."""
+        blocks = self.pool.try_allocate(len(keys))
+        assert blocks is not None
+        for key, block in zip(keys, blocks, strict=True):
+            slot = self.host.get(key)
+            assert slot is not None
+            self._swap_in.append(BlockMove(slot, block))
+        return blocks
+
+    def _needs_copy(self, sequence: Sequence) -> int:
+        """1 where the next write would go into a block that others hold, too."""
+        index, offset = divmod(sequence.num_computed_tokens, self.pool.block_size)
+        if not offset:
+            return 0
+        block = sequence.block_table[index]
+        return int(self.pool.ref_count(block) - self._sources[block] > 1)
+
+    def _undo_copy(self, sequence: Sequence) -> None:
+        for copy in [copy for copy in self._copies if copy.sequence is sequence]:
+            self._copies.remove(copy)
+            sequence.block_table[copy.place] = copy.move.source
+            self._sources[copy.move.source] -= 1
+            self.pool.release([copy.move.target])
+
+    def _key(self, block: int, num_tokens: int) -> HostKey:
+        return self.pool.hash_of(block) or (block, self.pool.generation(block), num_tokens)
+
+    def _on_device(self, key: HostKey) -> int | None:
+        """The device block with that content, if it is still there and will not change."""
+        if isinstance(key, bytes):
+            return self.pool.lookup(key)
+        block, generation, num_tokens = key
+        is_same = self.pool.generation(block) == generation and self.pool.ref_count(block) > 0
+        return block if is_same and num_tokens == self.pool.block_size else None
+
+    def _unpin(self, key: HostKey) -> None:
+        self.host.unpin(key, keep=self.cache.second_tier and isinstance(key, bytes))
+
+    def _forget_moves(self) -> None:
+        self.pool.release(list(self._sources.elements()))
+        self._sources.clear()
+        self._copies.clear()
+        self._swap_out.clear()
+        self._swap_in.clear()
+        self._left.clear()
+        self._came.clear()
+        self._evicted.clear()
+        self._read_keys.clear()
