@@ -126,7 +126,7 @@ class EmbeddedServer:
         self.stop()
 
     def _take_lock(self) -> None:
-        """Locks the folder. The server inherits the lock: it holds for as long as either lives, and no pid goes stale."""
+        """Locks the folder. The server inherits the lock, which holds as long as either lives; no pid goes stale."""
         if self._lock_fd is not None:
             raise StoreUnsuitable(f"this embedded server already runs in {self.folder}")
         lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from dataclasses import dataclass
+from functools import cache
 
 from infra.contracts import Tier
 from infra.errors import UnknownJob
@@ -16,6 +17,7 @@ _JOB_ID = re.compile(r"job-(\d{1,9})-[0-9a-z]{8,64}")
 
 # Keys outside lanes: each in a slot of its own.
 CARDS = "ms:cards"  # hash: alias -> ModelCard
+PING = "ms:ping"  # written to see that the server takes writes
 LANES = "ms:lanes"  # hash: lane number -> alias; its field "next" counts
 
 
@@ -97,8 +99,20 @@ class Lane:
         """Sorted set, the dead-letter list: job id -> the time (ms) it failed with `worker_lost`."""
         return f"{self.prefix}:dead"
 
+    @property
+    def declared(self) -> tuple[str, ...]:
+        """What every script on this lane declares, in the order in which `lua/lane.lua` names it."""
+        return _declared(self.number)
+
     def job(self, job_id: str) -> str:
         return f"{self.prefix}:job:{job_id}"
 
     def events(self, job_id: str) -> str:
         return f"{self.prefix}:events:{job_id}"
+
+
+@cache
+def _declared(number: int) -> tuple[str, ...]:
+    lane, tiers = Lane(number), tuple(Tier)
+    streams, waiting = tuple(map(lane.stream, tiers)), tuple(map(lane.waiting, tiers))
+    return (*streams, *waiting, lane.due, lane.expiry, lane.feed, lane.control, lane.outbox, lane.state, lane.dead)

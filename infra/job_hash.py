@@ -1,0 +1,167 @@
+"""Between the store's hashes and streams, and our records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from infra.connect import Argument
+from infra.contracts import (
+    Event,
+    EventBody,
+    Job,
+    JobError,
+    JobSpec,
+    NewJob,
+    Notice,
+    Outcome,
+    Publication,
+    Result,
+    RunItem,
+    Tier,
+    Usage,
+    Webhook,
+    pack,
+)
+from infra.states import TERMINAL, Status
+
+_SPEC = msgspec.msgpack.Decoder(JobSpec)
+_RESULT = msgspec.msgpack.Decoder(Result)
+_ERROR = msgspec.msgpack.Decoder(JobError)
+_TIMELINE = msgspec.msgpack.Decoder(dict[str, float])
+_EVENT_BODY = msgspec.msgpack.Decoder(EventBody)
+_WEBHOOK = msgspec.msgpack.Decoder(Webhook)
+_RUN_ITEM = msgspec.msgpack.Decoder(RunItem)
+
+
+def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
+    """A hash as HGETALL answers inside a script: names and values in turn."""
+    return {name.decode(): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def fields_of(new: NewJob) -> list[Argument]:
+    """Names and values of the record's fields that never change, but those that the script sets itself."""
+    fields: dict[str, Argument | None] = {
+        "spec": pack(new.spec),
+        "priority": new.priority,
+        "tenant": new.tenant,
+        "cost_tokens": new.cost_tokens,
+        "queue_ttl_ms": new.queue_ttl_ms,
+        "deadline_ms": new.deadline_ms,
+        "attempt_timeout_ms": new.attempt_timeout_ms,
+        "retry_of": new.retry_of,
+        "traceparent": new.traceparent,
+    }
+    if new.spec.webhook is not None:
+        fields["webhook"] = pack(new.spec.webhook)
+        fields["wanted"] = f",{','.join(new.spec.webhook.events)}," if new.spec.webhook.events else "*"
+    if new.spec.run_item is not None:
+        fields["run_item"] = pack(new.spec.run_item)
+    return [part for name, value in fields.items() if value is not None for part in (name, value)]
+
+
+def job_from(fields: Mapping[str, bytes], lane: int) -> Job:
+    def number(name: str) -> int | None:
+        return int(fields[name]) if fields.get(name) else None
+
+    def text(name: str) -> str | None:
+        return fields[name].decode() if fields.get(name) else None
+
+    status = Status(fields["status"].decode())
+    return Job(
+        id=fields["id"].decode(),
+        spec=_SPEC.decode(fields["spec"]),
+        status=status,
+        lane=lane,
+        tier=Tier(fields["tier"].decode()),
+        priority=int(fields["priority"]),
+        tenant=fields["tenant"].decode(),
+        cost_tokens=int(fields["cost_tokens"]),
+        attempt=int(fields["attempt"]),
+        lost_count=int(fields["lost_count"]),
+        num_events=int(fields["num_events"]),
+        created_ms=int(fields["created_ms"]),
+        owner=text("owner"),
+        started_ms=number("started_ms"),
+        finished_ms=number("finished_ms"),
+        deadline_ms=number("deadline_ms"),
+        attempt_timeout_ms=number("attempt_timeout_ms"),
+        profile=text("profile"),
+        retry_of=text("retry_of"),
+        outcome=_outcome_from(fields, status) if status in TERMINAL else None,
+        traceparent=text("traceparent"),
+    )
+
+
+def _outcome_from(fields: Mapping[str, bytes], status: Status) -> Outcome:
+    return Outcome(
+        status=status,
+        result=_RESULT.decode(fields["result"]) if "result" in fields else None,
+        usage=Usage(
+            prompt_tokens=int(fields["prompt_tokens"]),
+            completion_tokens=int(fields["completion_tokens"]),
+            cached_tokens=int(fields["cached_tokens"]),
+        ),
+        error=_ERROR.decode(fields["error"]) if "error" in fields else None,
+        timeline=_TIMELINE.decode(fields["timeline"]) if "timeline" in fields else {},
+    )
+
+
+def fields_of_outcome(outcome: Outcome) -> list[Argument]:
+    """Names and values of what an outcome adds to a record."""
+    fields: list[Argument] = [
+        "prompt_tokens", outcome.usage.prompt_tokens,
+        "completion_tokens", outcome.usage.completion_tokens,
+        "cached_tokens", outcome.usage.cached_tokens,
+    ]  # fmt: skip
+    if outcome.result is not None:
+        fields += ["result", pack(outcome.result)]
+    if outcome.error is not None:
+        fields += ["error", pack(outcome.error)]
+    if outcome.timeline:
+        fields += ["timeline", pack(outcome.timeline)]
+    return fields
+
+
+def arguments_of(publication: Publication | None) -> list[Argument]:
+    """First number, count of events, then four values an event: what `append_deltas` reads."""
+    if publication is None:
+        return ["", 0]
+    first = publication.first_number
+    arguments: list[Argument] = ["" if first is None else first, len(publication.events)]
+    for body in publication.events:
+        num_tokens = sum(len(delta.token_ids) for delta in body.deltas)
+        prompt, cached = body.num_prompt_tokens, body.num_cached_tokens
+        arguments += [pack(body), num_tokens, "" if prompt is None else prompt, "" if cached is None else cached]
+    return arguments
+
+
+def events_from(entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[Event]:
+    return [
+        Event(
+            type=fields[b"t"].decode(),
+            sequence_number=int(entry_id.partition(b"-")[0]) - 1,
+            at_ms=int(fields[b"ms"]),
+            body=_EVENT_BODY.decode(fields[b"b"]),
+        )
+        for entry_id, fields in entries
+    ]
+
+
+def notice_from(notice_id: bytes, flat: Sequence[bytes], lane: int) -> Notice:
+    fields = pairs(flat)
+    is_webhook = fields["topic"] == b"webhook"
+    return Notice(
+        id=notice_id.decode(),
+        job_id=fields["job_id"].decode(),
+        lane=lane,
+        topic="webhook" if is_webhook else "run",
+        event=fields["event"].decode(),
+        sequence_number=int(fields["sequence_number"]),
+        created_ms=int(fields["created_ms"]),
+        tries=int(fields["tries"]),
+        webhook=_WEBHOOK.decode(fields["payload"]) if is_webhook else None,
+        run_item=None if is_webhook else _RUN_ITEM.decode(fields["payload"]),
+        traceparent=fields["traceparent"].decode() or None,
+    )

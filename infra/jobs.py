@@ -1,0 +1,313 @@
+"""The job store in Redis or Valkey: each verb one script in one slot. `infra.memory` is its twin.
+
+A call whose reply was lost is repeated once where repeating is harmless; the rest is the caller's (StoreUnavailable).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import redis
+
+from infra import keys
+from infra.connect import Argument, Server, probe
+from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, Tier, pack
+from infra.contracts import EventBody as Body
+from infra.endings import result_of
+from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, StoreUnavailable, UnknownJob
+from infra.job_hash import (
+    arguments_of,
+    events_from,
+    fields_of,
+    fields_of_outcome,
+    job_from,
+    notice_from,
+    pairs,
+)
+from infra.keys import Lane
+from infra.scripts import Scripts
+from infra.settings import QueueSettings
+from infra.states import Status, change_to
+from infra.store import LaneLoad, Sweep
+from infra.streams import EventsDoorbell, WorkDoorbell
+
+_CARD = msgspec.msgpack.Decoder(ModelCard)
+_MAX_MEMORY_SHARE = 0.8  # beyond it no new work: what is accepted needs the rest
+_MEMORY_LOOK_SECONDS = 1.0
+_LOG_PAGE = 1000
+
+
+class RedisJobs:
+    """JobStore on one server. Made by `connect`; one instance for an event loop."""
+
+    def __init__(self, url: str, settings: QueueSettings) -> None:
+        self._server = Server(url)
+        self._settings = settings
+        self._scripts = Scripts(self._server, settings)
+        self._work = WorkDoorbell(url)
+        self._events = EventsDoorbell(url)
+        self._has_room_until = 0.0  # monotonic time until which the last look at the server's memory holds
+
+    @classmethod
+    async def connect(cls, url: str, *, settings: QueueSettings | None = None) -> RedisJobs:
+        """Opens the store. Raises StoreUnavailable where it is out of reach, StoreUnsuitable where it cannot serve."""
+        store = cls(url, settings or QueueSettings())
+        try:
+            await probe(store._server)
+            await store._scripts.load()
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    # --- lanes, cards, idempotency keys ---
+
+    async def open_lane(self, alias: str) -> int:
+        return int(await self._scripts.call("open_lane", [keys.LANES], [alias]))
+
+    async def lanes(self, alias: str | None = None) -> list[int]:
+        names = await self._server.command("HGETALL", keys.LANES)
+        return sorted(
+            int(number) for number, name in names.items() if number != b"next" and alias in (None, name.decode())
+        )
+
+    async def put_card(self, card: ModelCard) -> None:
+        await self._server.command("HSET", keys.CARDS, card.alias, pack(card))
+
+    async def cards(self) -> dict[str, ModelCard]:
+        packed = await self._server.command("HGETALL", keys.CARDS)
+        return {alias.decode(): _CARD.decode(card) for alias, card in sorted(packed.items())}
+
+    async def claim_key(self, tenant: str, route: str, key: str, fingerprint: str, job_id: str) -> str:
+        slot = keys.idempotency(tenant, route, hashlib.sha256(key.encode()).hexdigest())
+        keep_ms = _ms(self._settings.idempotency_seconds)
+        known, known_id = await self._scripts.call("claim_key", [slot], [fingerprint, job_id, keep_ms])
+        if known.decode() != fingerprint:
+            raise IdempotencyMismatch
+        return str(known_id.decode())
+
+    # --- the life of a job ---
+
+    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> bool:
+        await self._demand_room()
+        # The tenant's index is in another slot: noted before, so that no job is ever missing from it.
+        # An entry without a job is passed over by readers.
+        index = keys.tenant_jobs(job.tenant)
+        await self._scripts.call("index_job", [index], [job.id, _ms(self._index_seconds)])
+        bound = "" if max_waiting is None else max_waiting
+        answer = await self._on_lane(keys.lane_of(job.id), "submit", [job.id, job.tier, bound, *fields_of(job)])
+        if answer < 0:
+            await self._server.command("ZREM", index, job.id)
+            raise QueueFull
+        return bool(answer)
+
+    async def get(self, job_id: str) -> Job | None:
+        lane = keys.lane_of(job_id)
+        fields = await self._server.command("HGETALL", Lane(lane).job(job_id))
+        return job_from({name.decode(): value for name, value in fields.items()}, lane) if fields else None
+
+    async def list_jobs(self, tenant: str, *, limit: int, after: str | None = None) -> list[Job]:
+        index, start = keys.tenant_jobs(tenant), 0
+        if after is not None:
+            rank = await self._server.command("ZREVRANK", index, after)
+            if rank is None:
+                raise UnknownJob(f"{after} is not among your jobs", param="after")
+            start = rank + 1
+        page: list[Job] = []
+        while len(page) < limit:
+            ids = await self._server.command("ZREVRANGE", index, start, start + limit - len(page) - 1)
+            if not ids:
+                break
+            jobs = await asyncio.gather(*(self.get(job_id.decode()) for job_id in ids))
+            page += [job for job in jobs if job is not None]
+            start += len(ids)
+        return page
+
+    async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
+                    profile: str = "", suspects: bool = True) -> Claim | None:  # fmt: skip
+        free = "" if free_tokens is None else free_tokens
+        arguments: list[Argument] = [owner, free, _ms(lease_seconds), profile, int(suspects)]
+        while True:
+            # Not repeated: a claim whose reply was lost has a lease that lapses.
+            _, found, *fields = await self._on_lane(lane, "claim", arguments, repeat=False)
+            if found == 0:
+                return None
+            if found == 2:
+                break
+        job = job_from(pairs(fields), lane)
+        history = await self._log(job.id, job.num_events - 1) if job.attempt > 1 else []
+        return Claim(job=job, history=history)
+
+    async def renew(self, lane: int, holds: Sequence[Hold], *, lease_seconds: float) -> list[Hold]:
+        arguments: list[Argument] = [_ms(lease_seconds)]
+        for hold in holds:
+            arguments += [hold.job_id, hold.attempt]
+        return [holds[index] for index in await self._on_lane(lane, "renew", arguments)]
+
+    async def publish(self, lane: int, publications: Sequence[Publication]) -> list[Hold]:
+        arguments: list[Argument] = [len(publications)]
+        for publication in publications:
+            arguments += [publication.hold.job_id, publication.hold.attempt, *arguments_of(publication)]
+        can_repeat = all(publication.first_number is not None for publication in publications)
+        refused = await self._on_lane(lane, "publish", arguments, repeat=can_repeat)
+        return [publications[index].hold for index in refused]
+
+    async def commit(self, hold: Hold, outcome: Outcome, *, last: Publication | None = None) -> bool:
+        body = pack(Body(attempt=hold.attempt, usage=outcome.usage, error=outcome.error))
+        fields = fields_of_outcome(outcome)
+        arguments: list[Argument] = [
+            hold.job_id,
+            hold.attempt,
+            change_to(outcome.status),
+            body,
+            len(fields) // 2,
+            *fields,
+        ]
+        arguments += arguments_of(last)
+        return bool(await self._on_lane(keys.lane_of(hold.job_id), "commit", arguments))
+
+    async def release(self, hold: Hold, *, reason: str, delay_seconds: float = 0.0) -> bool:
+        body = pack(Body(attempt=hold.attempt, reason=reason))
+        arguments: list[Argument] = [hold.job_id, hold.attempt, _ms(delay_seconds), body]
+        return bool(await self._on_lane(keys.lane_of(hold.job_id), "release", arguments))
+
+    async def cancel(self, job_id: str) -> Job | None:
+        # The result is composed here from the log, and the script takes it only if the log has not grown since.
+        # Each refusal means that the job has moved on, so this ends with the job at the latest.
+        lane, log = keys.lane_of(job_id), list[Event]()
+        while True:
+            try:
+                log += await self._log(job_id, None, after=len(log) - 1)
+            except (UnknownJob, EventsGone):
+                return await self.get(job_id)
+            result = result_of(log)
+            packed = b"" if result is None else pack(result)
+            answer = await self._on_lane(lane, "cancel", [job_id, len(log), packed])
+            if answer >= 0:
+                return await self.get(job_id)
+
+    async def delete(self, job_id: str) -> bool:
+        job = await self.get(job_id)
+        answer = await self._on_lane(keys.lane_of(job_id), "delete", [job_id])
+        if isinstance(answer, bytes):
+            raise Conflict(f"{job_id} is {answer.decode()}; cancel it before deleting it", param="id")
+        if job is not None:
+            await self._server.command("ZREM", keys.tenant_jobs(job.tenant), job_id)
+        return bool(answer)
+
+    async def events(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[Event]:
+        lane = Lane(keys.lane_of(job_id))
+        entries, is_there, num_events = await self._server.batch(
+            ("XRANGE", lane.events(job_id), f"{after + 2}-0", "+", "COUNT", limit),
+            ("EXISTS", lane.events(job_id)),
+            ("HGET", lane.job(job_id), "num_events"),
+        )
+        if num_events is None:
+            raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
+        if not is_there and int(num_events) > after + 1:
+            raise EventsGone
+        return events_from(entries)
+
+    # --- waiting ---
+
+    async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        return await self._work.wait(lanes, timeout=timeout)
+
+    async def wait_for_events(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        return await self._events.wait(lanes, timeout=timeout)
+
+    # --- looking after a lane ---
+
+    async def load(self, lane: int) -> LaneLoad:
+        names = Lane(lane)
+        counts_asked = [
+            count for tier in Tier for count in (("ZCARD", names.waiting(tier)), ("XLEN", names.stream(tier)))
+        ]
+        *counts, paused = await self._server.batch(*counts_asked, ("HGET", names.state, "paused"))
+        waiting = {str(tier): count for tier, count in zip(Tier, counts[::2], strict=True)}
+        return LaneLoad(waiting=waiting, running=sum(counts[1::2]) - sum(waiting.values()), paused=paused == b"1")
+
+    async def position(self, job_id: str) -> int | None:
+        answer = await self._on_lane(keys.lane_of(job_id), "position", [job_id])
+        return None if answer is None else int(answer)
+
+    async def set_paused(self, lane: int, paused: bool) -> None:
+        await self._on_lane(lane, "pause", [int(paused)])
+
+    async def dead_letters(self, lane: int) -> list[str]:
+        ids = await self._server.command("ZREVRANGE", Lane(lane).dead, 0, -1)
+        return [job_id.decode() for job_id in ids]
+
+    async def sweep(self, lane: int) -> Sweep:
+        sweep, again = Sweep(), 1
+        while again:
+            again, *ended = await self._on_lane(lane, "sweep", [])
+            for job_id, status in pairs(ended).items():
+                (sweep.expired if status.decode() == Status.EXPIRED else sweep.failed).append(job_id)
+        return sweep
+
+    async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:
+        taken = await self._on_lane(lane, "take_notices", [limit, _ms(hide_seconds)])
+        return [notice_from(notice_id, flat, lane) for notice_id, flat in taken]
+
+    async def delay_notice(self, notice: Notice, *, delay_seconds: float) -> None:
+        await self._on_lane(notice.lane, "delay_notice", [notice.id, _ms(delay_seconds)])
+
+    async def delete_notice(self, notice: Notice) -> None:
+        lane = Lane(notice.lane)
+        await self._server.batch(("ZREM", lane.outbox, notice.id), ("DEL", lane.notice(notice.id)))
+
+    async def ping(self) -> None:
+        await self._server.command("SET", keys.PING, b"", "PX", 1000)
+
+    async def close(self) -> None:
+        await self._work.close()
+        await self._events.close()
+        await self._server.close()
+
+    # --- access ---
+
+    async def _on_lane(self, lane: int, script: str, arguments: Sequence[Argument], *, repeat: bool = True) -> Any:
+        try:
+            return await self._scripts.call(script, Lane(lane).declared, arguments, repeat=repeat)
+        except redis.exceptions.ResponseError as error:
+            if not str(error).startswith("GAP "):
+                raise
+            _, job_id, num_events, first = str(error).split()[:4]
+            raise Conflict(f"{job_id} has {num_events} events; number {first} would leave a gap") from error
+
+    async def _log(self, job_id: str, end: int | None, *, after: int = -1) -> list[Event]:
+        """The events above `after`, below `end` if given, page by page."""
+        log: list[Event] = []
+        while end is None or after + 1 < end:
+            page = await self.events(job_id, after=after, limit=_LOG_PAGE)
+            log += page if end is None else [event for event in page if event.sequence_number < end]
+            if len(page) < _LOG_PAGE:
+                break
+            after = page[-1].sequence_number
+        return log
+
+    async def _demand_room(self) -> None:
+        """Raises StoreUnavailable where the server's memory is too full for new work; looks once a second."""
+        if time.monotonic() < self._has_room_until:
+            return
+        memory = await self._server.command("INFO", "memory")
+        if 0 < memory["maxmemory"] * _MAX_MEMORY_SHARE < memory["used_memory"]:
+            raise StoreUnavailable(
+                f"the store is over {_MAX_MEMORY_SHARE:.0%} of its memory and takes no new jobs until some have ended"
+            )
+        self._has_room_until = time.monotonic() + _MEMORY_LOOK_SECONDS
+
+    @property
+    def _index_seconds(self) -> float:
+        """Longer than any record of a finished job stays."""
+        return self._settings.record_seconds + self._settings.dead_letter_seconds
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

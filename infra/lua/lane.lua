@@ -1,0 +1,186 @@
+-- Shared by every script that works on a lane. Before it come constants written by Python: TRANSITIONS, TERMINAL,
+-- TIERS, STRIDES, SUSPECT_LOST_COUNT, MAX_LOST_COUNT, WORKER_LOST, ATTEMPT_TIMEOUT and the retention times *_MS.
+-- KEYS are the lane's own, in the order of `Lane.declared`; keys of single jobs share their slot.
+
+local STREAM, WAITING = {}, {}
+for i, tier in ipairs(TIERS) do
+  STREAM[tier], WAITING[tier] = KEYS[i], KEYS[#TIERS + i]
+end
+local DUE, EXPIRY, FEED, CONTROL, OUTBOX, STATE, DEAD = unpack(KEYS, 2 * #TIERS + 1)
+local PREFIX = string.sub(STATE, 1, -7) -- without ":state"
+local GROUP = 'workers'
+local FEED_LEN, CONTROL_LEN = 10000, 1000
+local REQUEUED_FIRST = -1e13 -- added to a due time: in front of every arrival number
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local NOW = now_ms()
+
+local function job_key(id) return PREFIX .. ':job:' .. id end
+local function events_key(id) return PREFIX .. ':events:' .. id end
+local function notice_key(id) return PREFIX .. ':notice:' .. id end
+
+local TEXTS = { 'status', 'tier', 'entry', 'wanted', 'run_item' }
+local NUMBERS = {
+  'attempt', 'lost_count', 'num_events', 'cost_tokens', 'created_ms', 'deadline_ms', 'queue_ttl_ms',
+  'attempt_timeout_ms', 'committed', 'released', 'prompt_tokens', 'completion_tokens', 'cached_tokens',
+}
+local FIELDS = {}
+for _, name in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = name end
+for _, name in ipairs(NUMBERS) do FIELDS[#FIELDS + 1] = name end
+
+-- The job's record without its payloads, or nil. Absent numbers are nil.
+local function read(id)
+  local values = redis.call('HMGET', job_key(id), unpack(FIELDS))
+  if not values[1] then return nil end
+  local job = { id = id }
+  for i, name in ipairs(TEXTS) do job[name] = values[i] or nil end
+  for i, name in ipairs(NUMBERS) do job[name] = tonumber(values[#TEXTS + i] or nil) end
+  return job
+end
+
+-- The job if `attempt` may write to it, else nil and the job as it is.
+local function held(id, attempt)
+  local job = read(id)
+  if job and job.status == 'running' and job.attempt == tonumber(attempt) then return job, job end
+  return nil, job
+end
+
+local function change(job, what)
+  local status = TRANSITIONS[job.status .. ':' .. what]
+  if not status then error(job.id .. ' is ' .. job.status .. ': it cannot ' .. what) end
+  job.status = status
+  return status
+end
+
+-- Ids whose logs grew in this script; told to the feed once, by `tell_feed`.
+local grown, is_grown = {}, {}
+
+-- Appends an event; its id makes the server refuse a number that is there already.
+local function append(job, kind, body)
+  redis.call('XADD', events_key(job.id), string.format('%d-0', job.num_events + 1), 't', kind, 'ms', NOW, 'b', body)
+  job.num_events = job.num_events + 1
+  if not is_grown[job.id] then
+    is_grown[job.id] = true
+    grown[#grown + 1] = job.id
+  end
+end
+
+local function tell_feed()
+  if #grown > 0 then redis.call('XADD', FEED, 'MAXLEN', '~', FEED_LEN, '*', 'j', table.concat(grown, ' ')) end
+end
+
+-- Wakes the workers: with the id of a running job that was ended, or with '' as a mere doorbell.
+local function tell_workers(id)
+  redis.call('XADD', CONTROL, 'MAXLEN', '~', CONTROL_LEN, '*', 'j', id)
+end
+
+local function is_end(kind) return TERMINAL[string.sub(kind, 5)] or false end
+
+local function add_notice(job, topic, kind, number)
+  local id = string.format('%s-%d-%s', job.id, number, topic)
+  local fields = redis.call('HMGET', job_key(job.id), topic == 'webhook' and 'webhook' or 'run_item', 'traceparent')
+  redis.call('HSET', notice_key(id), 'job_id', job.id, 'topic', topic, 'event', kind, 'sequence_number', number,
+    'created_ms', NOW, 'tries', 0, 'payload', fields[1], 'traceparent', fields[2] or '')
+  redis.call('ZADD', OUTBOX, NOW, id)
+end
+
+-- Writes to the outbox what the job's last event, `kind`, must tell the outside.
+local function notify(job, kind)
+  local number = job.num_events - 1
+  local wanted = job.wanted
+  if wanted and (wanted == '*' and is_end(kind) or string.find(wanted, ',' .. kind .. ',', 1, true)) then
+    add_notice(job, 'webhook', kind, number)
+  end
+  if job.run_item and is_end(kind) then add_notice(job, 'run', kind, number) end
+end
+
+-- When the job runs out if nothing else happens; see `endings.expiry_of`.
+local function set_expiry(job, attempt_started_ms)
+  local at = job.deadline_ms or math.huge
+  if job.attempt == 0 and job.queue_ttl_ms then at = math.min(at, job.created_ms + job.queue_ttl_ms) end
+  if attempt_started_ms and job.attempt_timeout_ms then
+    at = math.min(at, attempt_started_ms + job.attempt_timeout_ms)
+  end
+  if at == math.huge then redis.call('ZREM', EXPIRY, job.id) else redis.call('ZADD', EXPIRY, at, job.id) end
+end
+
+local function usage_of(job)
+  return { prompt_tokens = job.prompt_tokens, completion_tokens = job.completion_tokens,
+    cached_tokens = job.cached_tokens }
+end
+
+-- Ends a job. `body` is the terminal event's (nil: made here, with `failure` as its error); `fields` are added.
+local function finish(job, what, body, failure, fields)
+  if job.status == 'running' and not fields.committed then tell_workers(job.id) end
+  local status = change(job, what)
+  if not body then
+    local said = { usage = usage_of(job), error = failure }
+    if job.attempt > 0 then said.attempt = job.attempt end
+    body = cmsgpack.pack(said)
+  end
+  redis.call('XACK', STREAM[job.tier], GROUP, job.entry)
+  redis.call('XDEL', STREAM[job.tier], job.entry)
+  redis.call('ZREM', WAITING[job.tier], job.id)
+  redis.call('ZREM', DUE, job.id)
+  redis.call('ZREM', EXPIRY, job.id)
+  append(job, 'job.' .. status, body)
+  notify(job, 'job.' .. status)
+  local values = { 'status', status, 'num_events', job.num_events, 'finished_ms', NOW, 'owner', '' }
+  if failure then
+    values[#values + 1] = 'error'
+    values[#values + 1] = cmsgpack.pack(failure)
+  end
+  for name, value in pairs(fields) do
+    values[#values + 1] = name
+    values[#values + 1] = value
+  end
+  redis.call('HSET', job_key(job.id), unpack(values))
+  redis.call('PEXPIRE', job_key(job.id), RECORD_MS)
+  redis.call('PEXPIRE', events_key(job.id), EVENT_LOG_MS)
+  return status
+end
+
+-- Ends a job that is past one of its limits: its attempt's as failed, all others as expired.
+local function run_out(job)
+  if job.status == 'running' and not (job.deadline_ms and job.deadline_ms <= NOW) then
+    return finish(job, 'fail', nil, ATTEMPT_TIMEOUT, {})
+  end
+  return finish(job, 'expire', nil, nil, {})
+end
+
+-- Fails a job that has lost too many workers, as a dead letter.
+local function bury(job)
+  finish(job, 'fail', nil, WORKER_LOST, { lost_count = job.lost_count + 1 })
+  redis.call('PEXPIRE', job_key(job.id), DEAD_LETTER_MS)
+  redis.call('ZADD', DEAD, NOW, job.id)
+  redis.call('ZREMRANGEBYSCORE', DEAD, '-inf', NOW - DEAD_LETTER_MS)
+end
+
+local function is_past(score) return score and tonumber(score) <= NOW end
+
+-- True for a job whose lapsed lease was the last it may lose.
+local function is_last_lease_lost(job)
+  return job.status == 'running' and job.lost_count + 1 >= MAX_LOST_COUNT
+end
+
+-- The number of events that a publication brings to the log, from the `first` one's number ('' for the next).
+-- Returns how many of its `count` events are there already; nil if it would leave a gap.
+local function num_known(job, first)
+  first = tonumber(first) or job.num_events
+  if first > job.num_events then return nil end
+  return job.num_events - first
+end
+
+-- Appends the deltas of ARGV from `at` on, four values an event: body, tokens, prompt tokens, cached tokens ('' unsaid).
+local function append_deltas(job, at, count, known)
+  for i = known, count - 1 do
+    local body, tokens, prompt, cached = unpack(ARGV, at + 4 * i, at + 4 * i + 3)
+    append(job, 'job.delta', body)
+    job.completion_tokens = job.completion_tokens + tonumber(tokens)
+    job.prompt_tokens = tonumber(prompt) or job.prompt_tokens
+    job.cached_tokens = tonumber(cached) or job.cached_tokens
+  end
+end

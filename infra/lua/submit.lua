@@ -1,0 +1,20 @@
+-- Admits a job, once by its id. ARGV: id, tier, most waiting jobs ('' any), then name and value of the record's fields.
+-- Returns 1; 0 where the id is there already; -1 where the lane is full.
+local id, tier, max_waiting = ARGV[1], ARGV[2], tonumber(ARGV[3])
+if redis.call('EXISTS', job_key(id)) == 1 then return 0 end
+if max_waiting then
+  local num_waiting = 0
+  for _, name in ipairs(TIERS) do num_waiting = num_waiting + redis.call('ZCARD', WAITING[name]) end
+  if num_waiting >= max_waiting then return -1 end
+end
+local entry = redis.call('XADD', STREAM[tier], '*', 'j', id)
+redis.call('HSET', job_key(id), 'id', id, 'tier', tier, 'status', 'queued', 'entry', entry, 'created_ms', NOW,
+  'attempt', 0, 'lost_count', 0, 'num_events', 1, 'prompt_tokens', 0, 'completion_tokens', 0, 'cached_tokens', 0,
+  unpack(ARGV, 4))
+local job = read(id)
+job.num_events = 0
+append(job, 'job.queued', '\128') -- an empty map
+redis.call('ZADD', WAITING[tier], redis.call('HINCRBY', STATE, 'arrivals', 1), id)
+set_expiry(job, nil)
+tell_feed()
+return 1

@@ -1,0 +1,81 @@
+"""The Lua scripts: composed from `lua/`, called by their digest, loaded again where the server has forgotten them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from infra import endings, states, tiers
+from infra.connect import Argument, Server, translated
+from infra.settings import QueueSettings
+
+LANE_SCRIPTS = (
+    "submit", "claim", "renew", "publish", "commit", "release", "cancel", "delete", "sweep", "position", "pause",
+    "take_notices", "delay_notice",
+)  # fmt: skip
+OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job")
+# Work must be able to end when memory is full; only what brings new work is refused then.
+_REFUSED_WITHOUT_MEMORY = {"submit", "claim_key", "index_job"}
+
+
+@cache
+def _source(name: str) -> str:
+    return (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
+
+
+def compose(settings: QueueSettings) -> dict[str, bytes]:
+    """The scripts by name, with the tables and constants of Python written into them."""
+    retention = {
+        "RECORD_MS": settings.record_seconds,
+        "EVENT_LOG_MS": settings.event_log_seconds,
+        "DEAD_LETTER_MS": settings.dead_letter_seconds,
+        "PATIENCE_MS": settings.patience_seconds,
+    }
+    constants = "".join(f"local {name} = {round(seconds * 1000)}\n" for name, seconds in retention.items())
+    lane = states.as_lua() + tiers.as_lua() + endings.as_lua() + constants + _source("lane")
+
+    def whole(name: str) -> bytes:
+        shebang = "#!lua\n" if name in _REFUSED_WITHOUT_MEMORY else "#!lua flags=allow-oom\n"
+        return (shebang + (lane if name in LANE_SCRIPTS else "") + _source(name)).encode()
+
+    return {name: whole(name) for name in (*LANE_SCRIPTS, *OTHER_SCRIPTS)}
+
+
+class Scripts:
+    """Calls scripts on one server."""
+
+    def __init__(self, server: Server, settings: QueueSettings) -> None:
+        self._server = server
+        self._sources = compose(settings)
+        # A script's name on the server is the SHA-1 of its text; nothing is kept secret by it.
+        self._digests = {
+            name: hashlib.sha1(text, usedforsecurity=False).hexdigest() for name, text in self._sources.items()
+        }
+
+    async def load(self) -> None:
+        for source in self._sources.values():
+            await self._server.command("SCRIPT LOAD", source)
+
+    async def call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument], *, repeat: bool = True) -> Any:
+        """What the script answers. With `repeat`, it is called once more where the connection broke.
+
+        Raises StoreUnavailable, or the ResponseError that the script made.
+        """
+        with translated():
+            try:
+                return await self._call(name, keys, arguments)
+            except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+                if not repeat:
+                    raise
+            return await self._call(name, keys, arguments)
+
+    async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+        try:
+            return await self._server.raw("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
+        except redis.exceptions.NoScriptError:
+            return await self._server.raw("EVAL", self._sources[name], len(keys), *keys, *arguments)
