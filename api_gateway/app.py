@@ -1,0 +1,71 @@
+"""The ASGI application: routes around one `Gateway`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from infra.blobs import Blobs
+from litestar import Litestar, Router
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException
+from litestar.openapi.config import OpenAPIConfig
+
+from api_gateway.auth import caller_guard
+from api_gateway.bodies import StrictBody
+from api_gateway.docs_page import DocsPage
+from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
+from api_gateway.gateway import Gateway
+from api_gateway.observing import add_request_id, observe
+from api_gateway.routes import FOR_ANYONE, FOR_CALLERS
+from engine.errors import InvalidRequest
+from infra.errors import MillstreamError
+from infra.runs import RunStore
+from infra.settings import GatewaySettings
+from infra.store import JobStore
+
+DESCRIPTION = (
+    "Queue-driven LLM inference. A job is one unit of work with a durable record and a resumable event stream; "
+    "the OpenAI routes are views on jobs. Unknown fields are refused."
+)
+
+
+def create_app(
+    store: JobStore, blobs: Blobs, settings: GatewaySettings | None = None, *, runs: RunStore | None = None
+) -> Litestar:
+    """The application over a store. It starts and stops its own tasks; the stores are closed by whoever opened them."""
+    gateway = Gateway.of(store, blobs, settings or GatewaySettings(), runs)
+
+    @asynccontextmanager
+    async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:
+        await gateway.start()
+        try:
+            yield
+        finally:
+            await gateway.close()
+
+    callers = Router(
+        "/",
+        route_handlers=list(FOR_CALLERS),
+        guards=[caller_guard(gateway.keyring)],
+        dto=StrictBody,
+        return_dto=None,
+    )
+    return Litestar(
+        route_handlers=[callers, *FOR_ANYONE],
+        lifespan=[lifespan],
+        state=State({"gateway": gateway}),
+        middleware=[observe],
+        before_send=[add_request_id],
+        exception_handlers={
+            MillstreamError: on_millstream_error,
+            InvalidRequest: on_invalid_request,
+            HTTPException: on_http_exception,
+            Exception: on_unexpected,
+        },
+        request_max_body_size=gateway.settings.max_body_bytes,
+        openapi_config=OpenAPIConfig(
+            "Millstream", "1", description=DESCRIPTION, path="/docs", render_plugins=[DocsPage(path="/")]
+        ),
+        logging_config=None,
+    )

@@ -1,0 +1,80 @@
+"""Who is calling. Each configured key is a tenant of its own; without keys only this machine is served."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from dataclasses import dataclass
+
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+from litestar.types import Guard
+
+from api_gateway.errors import NotLocal, Unauthorized
+
+TENANT_WITHOUT_KEYS = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Keyring:
+    """The accepted keys, as SHA-256 digests: no key is kept, and comparing them takes the same time for any guess."""
+
+    digests: tuple[bytes, ...]
+    cache_secret: bytes
+
+    @classmethod
+    def from_settings(cls, api_keys: str, cache_secret: str) -> Keyring:
+        """`api_keys` is comma-separated. The secret of the cache domains follows from the keys unless it is given."""
+        names = sorted({key.strip() for key in api_keys.split(",") if key.strip()})
+        secret = cache_secret or ",".join(names)
+        return cls(
+            digests=tuple(hashlib.sha256(key.encode()).digest() for key in names),
+            cache_secret=hashlib.sha256(b"millstream cache domain:" + secret.encode()).digest(),
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.digests
+
+    def tenant_of(self, authorization: str | None, client_host: str | None) -> str:
+        """The caller's tenant. Raises Unauthorized, or NotLocal where no keys exist and the caller is elsewhere."""
+        if self.is_empty:
+            if client_host is not None and not is_loopback(client_host):
+                raise NotLocal
+            return TENANT_WITHOUT_KEYS
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Unauthorized
+        offered = hashlib.sha256(key.strip().encode()).digest()
+        matches = [hmac.compare_digest(offered, known) for known in self.digests]
+        if not any(matches):
+            raise Unauthorized("this API key is not known here; check it, or ask whoever runs this service for one")
+        return f"key-{offered.hex()[:16]}"
+
+    def cache_domain(self, tenant: str, narrowing: str = "") -> str:
+        """Salt of the tenant's prefix cache. A caller's own salt narrows it and can never name another tenant's."""
+        domain = f"{len(tenant)}:{tenant}{narrowing}".encode()
+        return hmac.new(self.cache_secret, domain, hashlib.sha256).hexdigest()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def caller_guard(keyring: Keyring) -> Guard:
+    """A guard that lets known callers pass and notes their tenant in the request's state."""
+
+    def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+        client = connection.client
+        connection.state.tenant = keyring.tenant_of(
+            connection.headers.get("authorization"), client.host if client else None
+        )
+
+    return identify

@@ -1,0 +1,141 @@
+"""Requests whose client waits for the answer: its jobs are cancelled when the client hangs up, and only then.
+
+A gateway that shuts down cancels nothing: the job goes on, and the answer that breaks off names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from litestar.types import Receive
+
+from api_gateway.errors import ClientGone, GatewayClosing, JobCancelled, JobExpired, JobFailed
+from api_gateway.event_hub import EventHub
+from api_gateway.job_book import JobBook
+from api_gateway.sse import until_hang_up
+from infra.contracts import Event, Job, JobError
+from infra.errors import MillstreamError
+from infra.states import Status
+
+LONGEST_SECONDS = 7 * 86400.0
+
+
+@dataclass(slots=True)
+class Foreground:
+    """Who of this gateway's clients waits for which job. Two may wait for one: by the same idempotency key."""
+
+    book: JobBook
+    hub: EventHub
+    keepalive_seconds: float
+    _watchers: Counter[str] = field(default_factory=Counter)
+
+    async def ends(self, job_ids: Sequence[str], tenant: str, receive: Receive) -> list[Job]:
+        """The jobs, in order, when all have succeeded. Raises what became of the first that did not, or ClientGone."""
+        with self._watching(job_ids):
+            ends = asyncio.create_task(self._all_ends(job_ids, tenant))
+            gone = asyncio.create_task(until_hang_up(receive))
+            try:
+                await asyncio.wait({ends, gone}, return_when=asyncio.FIRST_COMPLETED)
+                error = ends.exception() if ends.done() else ClientGone()
+            finally:
+                ends.cancel()
+                gone.cancel()
+                await asyncio.gather(ends, gone, return_exceptions=True)
+        if error is None:
+            return ends.result()
+        await self.abandon(job_ids)
+        raise error
+
+    async def events(self, job_ids: Sequence[str]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+        """Events of the jobs as they come: (which job, its next events in order); no events mean a silence.
+
+        Ends when all have succeeded. Raises what became of the first that did not, and GatewayClosing.
+        """
+        try:
+            with self._watching(job_ids):
+                async for index, events in self._merged(job_ids):
+                    yield index, events
+                    if events and (failure := _failure_of_event(events[-1], job_ids[index])):
+                        raise failure
+        except (JobFailed, JobCancelled, JobExpired):
+            await self.abandon(job_ids)
+            raise
+
+    async def abandon(self, job_ids: Sequence[str]) -> None:
+        """Cancels the jobs that nobody waits for any more. Not while shutting down: that sends clients away."""
+        if self.hub.is_closing_streams:
+            return
+        for job_id in job_ids:
+            if not self._watchers[job_id]:
+                del self._watchers[job_id]
+                await self.book.store.cancel(job_id)
+
+    @contextmanager
+    def _watching(self, job_ids: Sequence[str]) -> Iterator[None]:
+        self._watchers.update(job_ids)
+        try:
+            yield
+        finally:
+            self._watchers.subtract(job_ids)
+
+    async def _all_ends(self, job_ids: Sequence[str], tenant: str) -> list[Job]:
+        return await asyncio.gather(*(self._end(job_id, tenant) for job_id in job_ids))
+
+    async def _end(self, job_id: str, tenant: str) -> Job:
+        job = await self.book.get(job_id, tenant)
+        try:
+            job = await self.book.wait(job, timeout=LONGEST_SECONDS)
+        except GatewayClosing:
+            raise _closing(job_id) from None
+        if failure := failure_of(job.status, job.outcome.error if job.outcome else None, job_id):
+            raise failure
+        return job
+
+    async def _merged(self, job_ids: Sequence[str]) -> AsyncGenerator[tuple[int, list[Event]], None]:
+        with ExitStack() as stack:
+            readers = [stack.enter_context(self.hub.follow(job_id, ends_early=True)) for job_id in job_ids]
+            pending = {
+                asyncio.create_task(reader.next(timeout=self.keepalive_seconds)): index
+                for index, reader in enumerate(readers)
+            }
+            try:
+                while pending:
+                    done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                    for task in done:
+                        index = pending.pop(task)
+                        try:
+                            events = task.result()
+                        except GatewayClosing:
+                            raise _closing(job_ids[index]) from None
+                        yield index, events
+                        if not (events and events[-1].is_last):
+                            again = asyncio.create_task(readers[index].next(timeout=self.keepalive_seconds))
+                            pending[again] = index
+            finally:
+                for task in pending:
+                    task.cancel()
+                await asyncio.gather(*pending, return_exceptions=True)
+
+
+def failure_of(status: Status, error: JobError | None, job_id: str) -> MillstreamError | None:
+    """What a client that waited for the job is told; None where it succeeded."""
+    match status:
+        case Status.FAILED:
+            return JobFailed(error or JobError(code="internal_error", message=f"{job_id} failed for an unknown reason"))
+        case Status.CANCELLED:
+            return JobCancelled(f"{job_id} was cancelled before it ended; see GET /v1/jobs/{job_id}")
+        case Status.EXPIRED:
+            return JobExpired(f"{job_id} was not finished in time; allow more time, or submit it again")
+    return None
+
+
+def _failure_of_event(event: Event, job_id: str) -> MillstreamError | None:
+    return failure_of(Status(event.type.removeprefix("job.")), event.body.error, job_id) if event.is_last else None
+
+
+def _closing(job_id: str) -> GatewayClosing:
+    return GatewayClosing(f"this gateway is shutting down; the job goes on: see GET /v1/jobs/{job_id}")

@@ -1,0 +1,93 @@
+"""The parts of a gateway, put together once. Routes take it from the application's state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from infra.blobs import Blobs
+
+from api_gateway.admission import Admission
+from api_gateway.auth import Keyring
+from api_gateway.cards import Cards
+from api_gateway.event_hub import EventHub
+from api_gateway.foreground import Foreground
+from api_gateway.intake import Intake
+from api_gateway.job_book import JobBook
+from api_gateway.metrics import Metrics
+from api_gateway.token_counter import TokenCounter
+from infra.errors import MillstreamError
+from infra.runs import RunStore
+from infra.settings import GatewaySettings
+from infra.store import JobStore
+
+log = logging.getLogger("millstream.gateway")
+
+
+@dataclass(slots=True)
+class Gateway:
+    settings: GatewaySettings
+    store: JobStore
+    blobs: Blobs
+    runs: RunStore | None
+    keyring: Keyring
+    cards: Cards
+    hub: EventHub
+    book: JobBook
+    admission: Admission
+    intake: Intake
+    foreground: Foreground
+    metrics: Metrics
+    _sweeper: asyncio.Task[None] | None = field(default=None)
+
+    @classmethod
+    def of(cls, store: JobStore, blobs: Blobs, settings: GatewaySettings, runs: RunStore | None) -> Gateway:
+        keyring = Keyring.from_settings(settings.api_keys, settings.cache_secret)
+        cards = Cards(store)
+        hub = EventHub(store, page=settings.event_page)
+        book = JobBook(store, blobs, cards, hub)
+        return cls(
+            settings=settings,
+            store=store,
+            blobs=blobs,
+            runs=runs,
+            keyring=keyring,
+            cards=cards,
+            hub=hub,
+            book=book,
+            admission=Admission(cards, TokenCounter(blobs), keyring, settings.default_max_tokens),
+            intake=Intake(store, blobs, cards, settings.max_queue_length),
+            foreground=Foreground(book, hub, settings.keepalive_seconds),
+            metrics=Metrics(),
+        )
+
+    async def start(self) -> None:
+        self.hub.start()
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+
+    @property
+    def is_closing(self) -> bool:
+        return self.hub.is_closing_streams
+
+    def begin_closing(self) -> None:
+        """Streams end at once and can be resumed elsewhere; whoever waits for a whole answer has a while longer."""
+        self.hub.close_streams()
+
+    async def close(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await self.hub.close()
+
+    async def _sweep(self) -> None:
+        """Ends what is past its time, also where no worker and no dispatcher runs. Any number may do it at once."""
+        while True:
+            await asyncio.sleep(self.settings.sweep_seconds)
+            try:
+                for lane in await self.store.lanes():
+                    await self.store.sweep(lane)
+            except MillstreamError as error:
+                log.warning("sweep: %s; trying again in %g s", error, self.settings.sweep_seconds)
+            except Exception:
+                log.exception("sweep: going on after an unexpected error")

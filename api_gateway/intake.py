@@ -1,0 +1,129 @@
+"""Turns drafts into jobs: idempotency key first, large payloads to the blob store, then one idempotent submit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+
+import msgspec
+from infra.blobs import Blobs
+
+from api_gateway import eta
+from api_gateway.admission import Draft
+from api_gateway.cards import Cards
+from api_gateway.errors import Throttled
+from infra import keys
+from infra.contracts import JobSpec, NewJob, pack
+from infra.errors import QueueFull
+from infra.store import JobStore
+
+MAX_INLINE_BYTES = 256 * 1024  # a larger spec goes to the blob store
+
+
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """A caller's key, and what it may be used for again."""
+
+    key: str
+    route: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, key: str | None, route: str, body: bytes) -> Idempotency | None:
+        return None if key is None else cls(key, route, hashlib.sha256(body).hexdigest())
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    job_id: str
+    is_new: bool  # False: a key named a job that was there
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    store: JobStore
+    blobs: Blobs
+    cards: Cards
+    max_waiting: int
+
+    async def admit(
+        self,
+        drafts: list[Draft],
+        tenant: str,
+        *,
+        idempotency: Idempotency | None = None,
+        traceparent: str | None = None,
+    ) -> list[Admitted]:
+        """Makes one job of each draft, in order; all of them go by the one key.
+
+        Raises IdempotencyMismatch, Throttled, or StoreUnavailable: then calling again with the same key completes it.
+        """
+        ids = [keys.new_job_id(await self.cards.lane(draft.spec.model)) for draft in drafts]
+        claimed_before = False
+        if idempotency is not None:
+            first = await self._claim(idempotency, tenant, ids[0])
+            claimed_before = first != ids[0]
+            ids = [first, *(_sibling(first, index) for index in range(1, len(ids)))]
+        return [
+            await self._admit(draft, job_id, tenant, traceparent, claimed_before)
+            for draft, job_id in zip(drafts, ids, strict=True)
+        ]
+
+    async def _claim(self, idempotency: Idempotency, tenant: str, job_id: str) -> str:
+        digest = hashlib.sha256(idempotency.key.encode()).hexdigest()
+        return await self.store.claim_key(tenant, idempotency.route, digest, idempotency.fingerprint, job_id)
+
+    async def _admit(
+        self, draft: Draft, job_id: str, tenant: str, traceparent: str | None, claimed_before: bool
+    ) -> Admitted:
+        if claimed_before and await self.store.get(job_id) is not None:
+            return Admitted(job_id, is_new=False)
+        ask = draft.ask
+        job = NewJob(
+            id=job_id,
+            spec=await self._inline_or_blob(draft.spec, job_id),
+            tier=ask.tier,
+            priority=ask.priority,
+            tenant=tenant,
+            cost_tokens=draft.cost_tokens,
+            queue_ttl_ms=ask.queue_ttl_ms,
+            deadline_ms=ask.deadline_ms,
+            attempt_timeout_ms=ask.attempt_timeout_ms,
+            traceparent=traceparent,
+        )
+        await self._submit(job)
+        self.cards.size(draft.spec.model).note(draft.size)
+        return Admitted(job_id, is_new=True)
+
+    async def _submit(self, job: NewJob) -> None:
+        try:
+            await self.store.submit(job, max_waiting=self.max_waiting)
+        except QueueFull:
+            alias = job.spec.model
+            wait_seconds = eta.retry_after_seconds(self.cards.size(alias).mean, self.cards.rates(alias))
+            raise Throttled(
+                f"model {alias}: {self.max_waiting} jobs are waiting, as many as the queue takes; "
+                f"try again in {wait_seconds:.0f} s",
+                retry_after_seconds=wait_seconds,
+            ) from None
+
+    async def _inline_or_blob(self, spec: JobSpec, job_id: str) -> JobSpec:
+        data = pack(spec)
+        if len(data) <= MAX_INLINE_BYTES:
+            return spec
+        key = spec_blob(job_id)
+        await asyncio.to_thread(self.blobs.put, key, data)
+        return msgspec.structs.replace(spec, messages=None, prompt=None, prompt_token_ids=None, blob=key)
+
+
+def spec_blob(job_id: str) -> str:
+    """Key of the blob that holds a spec too large for the store."""
+    return f"specs/{job_id}"
+
+
+def _sibling(job_id: str, index: int) -> str:
+    """The id of another job of the same request: the same each time."""
+    lane = keys.lane_of(job_id)
+    unique = job_id.rsplit("-", 1)[1]
+    return keys.new_job_id(lane, f"{unique[:48]}x{index:04x}")

@@ -1,0 +1,94 @@
+"""Reads jobs for their tenants: the record, its place in the queue, its result from wherever it lies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+
+import msgspec
+from infra.blobs import Blobs
+
+from api_gateway import eta
+from api_gateway.cards import Cards
+from api_gateway.event_hub import EventHub
+from api_gateway.schemas.jobs import JobView, QueueView
+from api_gateway.views import job_view
+from infra.contracts import Event, Job, Result
+from infra.errors import EventsGone, UnknownJob
+from infra.states import TERMINAL, Status
+from infra.store import JobStore
+
+MAX_WAIT_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobBook:
+    store: JobStore
+    blobs: Blobs
+    cards: Cards
+    hub: EventHub
+
+    async def get(self, job_id: str, tenant: str) -> Job:
+        """The tenant's job. Raises UnknownJob for another tenant's as for one that never was."""
+        job = await self.store.get(job_id)
+        if job is None or job.tenant != tenant:
+            raise UnknownJob(f"no job {job_id[:80]}: it never was, or its record has expired", param="id")
+        return job
+
+    async def view(self, job: Job) -> JobView:
+        queue = await self._queue(job) if job.status is Status.QUEUED else None
+        return job_view(job, queue=queue, result=await self.result(job))
+
+    async def result(self, job: Job) -> Result | None:
+        """The job's result, fetched from the blob store where it is too large for the record."""
+        result = job.outcome.result if job.outcome else None
+        if result is None or result.blob is None:
+            return result
+        data = await asyncio.to_thread(self.blobs.get, result.blob)
+        return msgspec.msgpack.decode(data, type=Result)
+
+    async def wait(self, job: Job, *, timeout: float, ends_early: bool = False) -> Job:
+        """The job when it has ended, or as it stands when the time is up. Raises GatewayClosing."""
+        if job.status in TERMINAL or timeout <= 0:
+            return job
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout
+        with self.hub.follow(job.id, after=job.num_events - 1, ends_early=ends_early) as reader:
+            while (left := end - loop.time()) > 0:
+                try:
+                    events = await reader.next(timeout=left)
+                except EventsGone:
+                    break
+                if events and events[-1].is_last:
+                    break
+        return await self.get(job.id, job.tenant)
+
+    async def log(self, job: Job) -> list[Event] | None:
+        """The whole event log, or None where it has expired."""
+        events: list[Event] = []
+        with contextlib.suppress(EventsGone):
+            while page := await self.store.events(job.id, after=len(events) - 1, limit=self.hub.page):
+                events += page
+            return events
+        return None
+
+    async def _queue(self, job: Job) -> QueueView | None:
+        position = await self.store.position(job.id)
+        if position is None:  # it has just left the queue
+            return None
+        await self.cards.all()
+        own = _size(job)
+        typical = self.cards.size(job.spec.model).mean or own
+        wait_seconds = eta.first_token_seconds(position, own, typical, self.cards.rates(job.spec.model))
+        return QueueView(
+            position=position,
+            ahead_tokens=eta.ahead_tokens(position, typical),
+            eta_seconds=None if wait_seconds is None else round(wait_seconds, 3),
+        )
+
+
+def _size(job: Job) -> eta.Size:
+    """What a waiting job is thought to come to: admission reckoned `cost = prompt + n * max_tokens`."""
+    output = job.spec.params.get("n", 1) * job.spec.params.get("max_tokens", 0)
+    return eta.Size(prompt_tokens=max(0, job.cost_tokens - output), output_tokens=output)
