@@ -51,18 +51,20 @@ class Roster:
         if request.request_id in self.requests:
             raise InvalidRequest("request_id", f"{request.request_id!r} is in use; choose another")
         self._check_fits(request)
+        for sequence in request.sequences:
+            finish = finish_of(sequence)
+            if finish is not None and not sequence.is_finished:
+                sequence.move_to(SequenceState.FINISHED)
+                sequence.finish_reason, sequence.stop_reason = finish
+        if request.trunk is None:
+            return  # finished before it began
         self._num_arrivals += 1
         request.arrival_index = self._num_arrivals
         request.key = self.policy.key(request)
         if request.params.prompt_logprobs is not None:
             request.prompt_logprobs = [None]
         self.requests[request.request_id] = request
-        for sequence in request.sequences:
-            finish = finish_of(sequence)
-            if finish is not None:
-                self._end(sequence, *finish)
-        if request.trunk is not None:
-            self.waiting.push(request.trunk)
+        self.waiting.push(request.trunk)
 
     def start(self, now: float) -> Sequence:
         """The sequence that goes first has its blocks: it gets a seat."""

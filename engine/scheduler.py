@@ -55,6 +55,12 @@ class Scheduler:
     def num_requests(self) -> int:
         return len(self.roster.requests)
 
+    @property
+    def num_free_tokens(self) -> int:
+        """Token slots that are neither held nor promised to what prefills or waits."""
+        promised = self._num_promised_blocks() * self.roster.pool.block_size + self.roster.waiting.num_tokens
+        return max(0, self.roster.pool.num_available * self.roster.pool.block_size - promised)
+
     def add(self, request: Request) -> None:
         """Queues a request. Sequences with emitted tokens go on behind them; those that these end are finished.
 
@@ -138,6 +144,12 @@ class Scheduler:
         decodes, chunks = remain(plan.rows[: plan.num_decodes]), remain(plan.rows[plan.num_decodes :])
         self._in_flight = Plan(plan.step_index, decodes + chunks, len(decodes))
         return self._in_flight
+
+    def discard_plan(self) -> None:
+        """Nothing came of the plan being executed, if there is one: its sequences are as they were before it."""
+        if self._in_flight is not None:
+            self.abandon(self._in_flight)
+            self._in_flight = None
 
     def check_integrity(self) -> None:
         """Conservation of blocks and host slots, and agreement of the books; RuntimeError says what broke."""
@@ -226,11 +238,15 @@ class Scheduler:
 
     def _num_spare_blocks(self) -> int:
         """Blocks that a start must leave: what prefilling sequences were promised, and a watermark while any runs."""
-        promised = sum(
+        watermark = int(_WATERMARK * self.roster.pool.num_blocks) if len(self.roster.running) else 0
+        return self._num_promised_blocks() + watermark
+
+    def _num_promised_blocks(self) -> int:
+        """Blocks that prefilling sequences will still need for the tokens they have."""
+        return sum(
             max(0, self.roster.pool.num_blocks_for(sequence.target) - len(sequence.block_table))
             for sequence in self.roster.running.prefilling
         )
-        return promised + (int(_WATERMARK * self.roster.pool.num_blocks) if len(self.roster.running) else 0)
 
     def _yielding_to(self, sequence: Sequence, target: int) -> Sequence | None:
         """The running sequence to preempt for a waiting one; None where the policy has none, or all are not enough."""

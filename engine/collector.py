@@ -1,0 +1,54 @@
+"""Joins a request's deltas into its whole output."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.outputs import Choice, RequestOutput, Timeline
+
+if TYPE_CHECKING:
+    from engine.outputs import RequestDelta
+    from engine.plan import PositionLogprobs
+    from engine.sequence import Request
+
+
+class Collector:
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._choices = [Choice(index, [], "", None) for index in range(len(request.sequences))]
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._timeline: Timeline | None = None
+
+    def add(self, delta: RequestDelta) -> None:
+        for each in delta.deltas:
+            choice = self._choices[each.index]
+            choice.token_ids += each.token_ids
+            choice.text += each.text
+            if each.logprobs is not None:
+                choice.logprobs = (choice.logprobs or []) + each.logprobs
+                added = sum(position.chosen.logprob for position in each.logprobs)
+                choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + added
+            if each.finish_reason is not None:
+                choice.finish_reason, choice.stop_reason, choice.error = (
+                    each.finish_reason,
+                    each.stop_reason,
+                    each.error,
+                )
+        if delta.prompt_logprobs is not None:
+            self._prompt_logprobs = delta.prompt_logprobs
+        if delta.timeline is not None:
+            self._timeline = delta.timeline
+
+    def output(self) -> RequestOutput:
+        """The whole, once the last delta is in."""
+        if self._timeline is None:
+            raise RuntimeError(f"request {self._request.request_id} has not finished")
+        return RequestOutput(
+            self._request.request_id,
+            self._request.prompt_token_ids,
+            self._choices,
+            self._request.num_prompt_tokens,
+            self._request.num_cached_tokens,
+            self._prompt_logprobs,
+            self._timeline,
+        )

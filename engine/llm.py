@@ -1,0 +1,315 @@
+"""The engine's face: adds requests, steps, and hands back what each step said.
+
+One thread makes all calls: the engine has no locks. `generate` is the whole in one call; `add_request`, `step` and
+`abort` are the incremental form.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Listed
+from dataclasses import replace
+
+import msgspec
+
+from engine.collector import Collector
+from engine.config import EngineConfig, LoadedModel
+from engine.costs import StepCosts
+from engine.errors import EngineError, InvalidRequest
+from engine.isolation import IsolatingExecutor
+from engine.outputs import ChoiceDelta, RequestDelta, RequestOutput
+from engine.params import SamplingParams
+from engine.plan import BlockMove, Plan, Runner, StepResult
+from engine.prompts import bad_word_ids, checked_token_ids, prompt_token_ids
+from engine.scheduler import Scheduler
+from engine.sequence import SEED_MASK, Request, Sequence
+from engine.stats import EngineStats
+from engine.streams import RequestStream
+
+__all__ = ["LLM", "EngineStats", "Prompt"]
+
+log = logging.getLogger(__name__)
+
+Prompt = str | Listed[int] | Mapping[str, object]
+"""Text; token ids; or {"prompt": text} or {"prompt_token_ids": ids}. Text gets the model's BOS, ids are taken as is."""
+
+_COPIES_TO_MEASURE = 8
+
+
+class LLM:
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        config: EngineConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Loads a model by alias, folder, hub id or s3:// URL; `fake` is the deterministic stand-in.
+
+        Raises ModelLoadError or InvalidConfig. `clock` gives seconds and never goes back.
+        """
+        self.config = config or EngineConfig()
+        loaded = model if isinstance(model, LoadedModel) else _load(model, self.config)
+        runner = loaded.runner
+        num_slots = runner.num_kv_blocks * runner.block_size
+        self.tokenizer = loaded.tokenizer
+        self.info = replace(loaded.info, max_model_len=min(loaded.info.max_model_len, num_slots))
+        if num_slots < loaded.info.max_model_len:
+            log.warning("the KV pool of %d tokens bounds the context of %d", num_slots, loaded.info.max_model_len)
+        self._clock = clock
+        self._costs = StepCosts(seconds_per_block_copy=_measured_copy(runner, clock))
+        self._scheduler = Scheduler(
+            self.config,
+            num_blocks=runner.num_kv_blocks,
+            num_host_slots=runner.num_host_slots,
+            max_model_len=self.info.max_model_len,
+            costs=self._costs,
+        )
+        self._executor = IsolatingExecutor(runner, self._scheduler)
+        self._streams: dict[str, RequestStream] = {}
+        self._early: list[RequestDelta] = []  # told by the next step: ends that needed none
+        self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = self._num_computed_tokens = 0
+
+    # ---- the incremental form
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        salt: str = "",
+        tenant: str = "",
+        adapter: str = "",
+        emitted: Listed[Listed[int]] | None = None,
+    ) -> None:
+        """Queues a request. Raises InvalidRequest, nothing queued, where it cannot be served.
+
+        `salt` bounds who shares its cached prefixes, `tenant` whom the policy `fair` charges. `emitted` holds the
+        token ids that each choice has emitted in an earlier life: it goes on behind them, tells only what is new, and
+        a choice that they end is told as finished.
+        """
+        if request_id in self._streams or any(delta.request_id == request_id for delta in self._early):
+            raise InvalidRequest("request_id", f"{request_id!r} is in use; choose another")
+        request = self._request(request_id, prompt, params or SamplingParams(), emitted)
+        request.salt, request.tenant, request.adapter = salt, tenant, adapter
+        stream = RequestStream(request, self.tokenizer)
+        self._scheduler.add(request)
+        self._num_prompt_tokens += request.num_prompt_tokens
+        ends = stream.ends_emitted()
+        if ends:
+            self._early.append(stream.delta(ends, request.arrival))
+        if not stream.is_told:
+            self._streams[request_id] = stream
+
+    def step(self) -> list[RequestDelta]:
+        """Makes one step; returns what it said, one delta for each request that has something new, or nothing.
+
+        Raises DeviceFailed where no request can be computed any more: hand them over and start anew.
+        """
+        deltas, self._early = self._early, []
+        if not self._scheduler.num_requests:
+            return deltas
+        began = self._clock()
+        try:
+            plan, result = self._executor.execute(self._plan(began))
+        except BaseException:
+            self._scheduler.discard_plan()
+            raise
+        num_tokens = plan.num_tokens
+        self._scheduler.commit(plan, result)
+        now = self._clock()
+        self._count(plan.num_decodes, num_tokens, now - began)
+        return deltas + self._told(plan, result, now)
+
+    def abort(self, request_id: str) -> RequestDelta | None:
+        """Ends a request at once and frees its blocks; returns its last delta, None where there is no such request.
+
+        Steps say nothing of it any more.
+        """
+        early = [delta for delta in self._early if delta.request_id == request_id]
+        self._early = [delta for delta in self._early if delta.request_id != request_id]
+        self._scheduler.abort(request_id)
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return early[0] if early else None
+        ends = [end for delta in early for end in delta.deltas] + stream.ends()
+        return stream.delta(ends, self._clock())
+
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self._early) or self._scheduler.num_requests > 0
+
+    # ---- the whole in one call
+
+    def generate(
+        self, prompts: Prompt | Listed[Prompt], params: SamplingParams | Listed[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Completes the prompts together; outputs are in their order. `params` holds for all, or is one for each.
+
+        Raises InvalidRequest, nothing generated, where one of them cannot be served. The engine must be idle.
+        """
+        if self.has_unfinished():
+            raise RuntimeError("generate needs an engine without other requests; step until they are done")
+        listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        if listed and all(isinstance(token_id, int) for token_id in listed):
+            raise InvalidRequest("prompt", 'token ids are written [[1, 2, 3]] or {"prompt_token_ids": [1, 2, 3]}')
+        each = [params or SamplingParams()] * len(listed) if isinstance(params, SamplingParams | None) else list(params)
+        if len(each) != len(listed):
+            raise InvalidRequest(
+                "params", f"{len(each)} are given for {len(listed)} prompts; give one, or one for each"
+            )
+        collectors: dict[str, Collector] = {}
+        try:
+            for index, (prompt, its_params) in enumerate(zip(listed, each, strict=True)):
+                request_id = f"generate-{index}"
+                self.add_request(request_id, prompt, its_params)  # type: ignore[arg-type]
+                collectors[request_id] = Collector(self._streams[request_id].request)
+            while self.has_unfinished():
+                for delta in self.step():
+                    collectors[delta.request_id].add(delta)
+        except BaseException:
+            for request_id in collectors:
+                self.abort(request_id)
+            raise
+        return [collector.output() for collector in collectors.values()]
+
+    # ---- what it says about itself
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters; cheap enough for every step."""
+        roster = self._scheduler.roster
+        pool, tables, waiting = roster.pool, roster.tables, roster.waiting
+        num_allocated = pool.num_held * pool.block_size
+        return EngineStats(
+            num_requests=len(roster.requests),
+            num_running=len(roster.running),
+            num_waiting=len(waiting),
+            num_swapped=waiting.num_swapped,
+            max_num_seqs=self.config.max_num_seqs,
+            block_size=pool.block_size,
+            num_kv_blocks=pool.num_blocks,
+            num_held_blocks=pool.num_held,
+            num_cached_blocks=pool.num_cached,
+            num_free_blocks=pool.num_free,
+            kv_usage=pool.utilization,
+            kv_waste=tables.num_unused_slots(roster.running) / num_allocated if num_allocated else 0.0,
+            free_tokens=self._scheduler.num_free_tokens,
+            num_host_slots=roster.host.num_slots,
+            num_pinned_host_slots=roster.host.num_pinned,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            num_computed_tokens=self._num_computed_tokens,
+            num_prefix_queried_tokens=roster.cache.num_queried_tokens,
+            num_prefix_hit_tokens=roster.cache.num_hit_tokens,
+            num_preempted_recompute=roster.num_recomputes,
+            num_preempted_swap=roster.num_swaps,
+            num_swapped_out_blocks=tables.num_swapped_out,
+            num_swapped_in_blocks=tables.num_swapped_in,
+            num_failed_rows=self._executor.num_failed_rows,
+            prefill_tokens_per_s=_per_second(self._costs.seconds_per_prefill_token),
+            decode_tokens_per_s=_per_second(self._costs.seconds_per_decode_token),
+        )
+
+    def check_integrity(self) -> None:
+        """Raises RuntimeError where blocks, host slots or books do not add up."""
+        self._scheduler.check_integrity()
+
+    def drop_prefix_cache(self) -> int:
+        """Forgets every cached prefix, such as before a measurement; returns how many blocks became free."""
+        return self._scheduler.roster.pool.drop_cached()
+
+    # ---- inside
+
+    def _request(
+        self, request_id: str, prompt: Prompt, params: SamplingParams, emitted: Listed[Listed[int]] | None
+    ) -> Request:
+        vocab_size = self.info.vocab_size
+        token_ids = prompt_token_ids(prompt, self.tokenizer, vocab_size)
+        params = params.validated(
+            vocab_size=vocab_size, max_model_len=self.info.max_model_len, num_prompt_tokens=len(token_ids)
+        )
+        seed = (secrets.randbits(63) if params.seed is None else params.seed) & SEED_MASK
+        eos = frozenset() if params.ignore_eos else frozenset(self.info.eos_token_ids)
+        now = self._clock()
+        request = Request(
+            request_id,
+            token_ids,
+            msgspec.structs.replace(params, seed=seed),
+            seed,
+            arrival=now,
+            deadline=None if params.deadline is None else now + (params.deadline - time.time()),
+            bad_word_token_ids=bad_word_ids(params.bad_words or [], self.tokenizer),
+            eos_token_ids=eos,
+            stop_token_ids=eos | frozenset(params.stop_token_ids),
+        )
+        if emitted is not None and len(emitted) > params.n:
+            raise InvalidRequest("emitted", f"holds {len(emitted)} choices and n is {params.n}; leave out the rest")
+        for choice in range(params.n):
+            before = emitted[choice] if emitted is not None and choice < len(emitted) else []
+            outputs = checked_token_ids("emitted", before, vocab_size)
+            request.sequences.append(Sequence(request, choice, seed, outputs))
+        return request
+
+    def _plan(self, now: float) -> Plan:
+        plan = self._scheduler.plan(now)
+        if plan.is_empty:
+            raise EngineError(f"the scheduler found nothing to do for {self._scheduler.num_requests} requests")
+        return plan
+
+    def _told(self, plan: Plan, result: StepResult, now: float) -> list[RequestDelta]:
+        """Turns the step's draws into deltas; stop strings found on the way end their choices."""
+        samples = iter(result.samples)
+        found: dict[str, list[ChoiceDelta]] = {}
+        for index, row in enumerate(plan.rows):
+            request_id = row.sequence.request.request_id
+            stream = self._streams[request_id]
+            for sequence in row.draws:
+                choice, sampled = stream.choices[sequence.choice], next(samples)
+                found.setdefault(request_id, []).append(choice.advance(sampled))
+                self._num_generated_tokens += sampled.token_id is not None
+                if choice.stop_string is not None:
+                    self._scheduler.finish(sequence, "stop", choice.stop_string)
+            if index in result.row_errors:
+                found.setdefault(request_id, []).extend(stream.ends())
+        told = []
+        for request_id, deltas in found.items():
+            told.append(self._streams[request_id].delta(deltas, now))
+            if told[-1].finished:
+                del self._streams[request_id]
+        return told
+
+    def _count(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
+        self._num_steps += 1
+        self._num_computed_tokens += num_tokens
+        self._costs.observe(num_prefill_tokens=num_tokens - num_decodes, num_decode_tokens=num_decodes, seconds=seconds)
+
+
+def _load(model: str, config: EngineConfig) -> LoadedModel:
+    if model == "fake":
+        from engine.fake_runner import load_fake
+
+        return load_fake(config)
+    from engine.runner import load_runner
+
+    return load_runner(model, config)
+
+
+def _measured_copy(runner: Runner, clock: Callable[[], float]) -> float | None:
+    """Seconds to move one block one way between device and host; None without host slots. Blocks are empty yet."""
+    count = min(_COPIES_TO_MEASURE, runner.num_kv_blocks, runner.num_host_slots)
+    if count == 0:
+        return None
+    moves = [BlockMove(index, index) for index in range(count)]
+    runner.execute(Plan(0, swap_out=moves, swap_in=moves))  # the first touch of memory is not what is measured
+    began = clock()
+    runner.execute(Plan(0, swap_out=moves, swap_in=moves))
+    return (clock() - began) / (2 * count)
+
+
+def _per_second(seconds: float | None) -> float | None:
+    return 1 / seconds if seconds else None
