@@ -61,6 +61,10 @@ class Tokenizer:
         """The bytes that one id stands for; joined over a sequence they are its text. Empty for an unused id."""
         return self._bytes_by_id[token_id] if 0 <= token_id < self.vocab_size else b""
 
+    def to_json(self) -> str:
+        """The contents of tokenizer.json: what another process needs to encode as this one does."""
+        return json.dumps(self._description)
+
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own template, or None for a model that has none."""
