@@ -83,6 +83,21 @@ class StoreUnavailable(MillstreamError):
     retryable = True
 
 
+class UnknownBlob(MillstreamError):
+    """No blob of that name: it never was, or it has been deleted."""
+
+    status = 404
+    code = "blob_not_found"
+
+
+class BlobUnavailable(MillstreamError):
+    """The blob store cannot be reached or refuses this; try again shortly."""
+
+    status = 503
+    code = "blobs_unavailable"
+    retryable = True
+
+
 class StoreUnsuitable(MillstreamError):
     """The Redis or Valkey server cannot keep Millstream's promises as it is configured."""
 
