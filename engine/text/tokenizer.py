@@ -70,9 +70,13 @@ class Tokenizer:
         """The model's own template, or None for a model that has none."""
         if self.chat_template_source is None:
             return None
+        return ChatTemplate(self.chat_template_source, self.role_tokens)
+
+    @cached_property
+    def role_tokens(self) -> dict[str, str]:
+        """The text of the tokens that play a part, by its name; the names are those that templates use."""
         names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        tokens = {name: token for name in names if (token := self._role_token(name)) is not None}
-        return ChatTemplate(self.chat_template_source, tokens)
+        return {name: token for name in names if (token := self._role_token(name)) is not None}
 
     @cached_property
     def _bytes_by_id(self) -> list[bytes]:
