@@ -76,14 +76,14 @@ class Caller:
             time.sleep(delay)
 
     @contextmanager
-    def stream(self, path: str, *, headers: Mapping[str, str]) -> Iterator[Iterator[bytes]]:
-        """The answer's bytes as they come; one try. Raises httpx.TransportError where the connection breaks."""
+    def stream(self, path: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """An answer whose bytes are read as they come; one try. Raises httpx.TransportError where it breaks."""
         timeout = httpx.Timeout(STREAM_READ_SECONDS, connect=CONNECT_SECONDS)
         with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
             if not response.is_success:
                 response.read()
                 raise error_of(response)
-            yield response.iter_raw()
+            yield response
 
     def close(self) -> None:
         self._http.close()

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 import httpx
 import msgspec
 
+from api_gateway.schemas.errors import ErrorBody
 from api_gateway.schemas.jobs import EventView
 from infra.states import TERMINAL
 from millstream.client.caller import Caller
 from millstream.client.errors import ApiError, BrokenStream
 from millstream.client.retry import MAX_TRIES, delay_before_retry
+from millstream.client.sse import SseParser
+
+NO_CONTENT = 204
 
 _LAST_TYPES = frozenset(f"job.{status}" for status in TERMINAL)
+_PASSING = frozenset({429, 502, 503, 504})
 
 
 def stream_events(caller: Caller, job_id: str, *, after: int, patience_seconds: float) -> Iterator[EventView]:
@@ -26,23 +31,25 @@ def stream_events(caller: Caller, job_id: str, *, after: int, patience_seconds: 
     num_breaks = 0
     last_progress = time.monotonic()
     while True:
-        reason = "it was closed before the job's end"
         try:
-            for event in _one_connection(caller, job_id, after):
-                if event.sequence_number <= after:
-                    continue
-                if event.sequence_number > after + 1:
-                    reason = f"event {after + 1} is missing before {event.sequence_number}"
-                    break
-                after = event.sequence_number
-                num_breaks, last_progress = 0, time.monotonic()
-                yield event
-                if event.type in _LAST_TYPES:
+            with caller.stream(f"/v1/jobs/{job_id}/events", headers=_headers(after)) as response:
+                if response.status_code == NO_CONTENT:  # nothing comes after that number
                     return
-        except httpx.TransportError as error:
+                for event in _events(response):
+                    if event.sequence_number <= after:
+                        continue
+                    if event.sequence_number > after + 1:
+                        raise _BrokenOff(f"event {after + 1} is missing before {event.sequence_number}")
+                    after = event.sequence_number
+                    num_breaks, last_progress = 0, time.monotonic()
+                    yield event
+                    if event.type in _LAST_TYPES:
+                        return
+            reason = "it was closed before the job's end"
+        except (httpx.TransportError, _BrokenOff) as error:
             reason = str(error) or type(error).__name__
         except ApiError as error:
-            if error.status not in (502, 503, 504):
+            if error.status not in _PASSING:
                 raise
             reason = error.message
         num_breaks += 1
@@ -54,14 +61,19 @@ def stream_events(caller: Caller, job_id: str, *, after: int, patience_seconds: 
         time.sleep(delay_before_retry(min(num_breaks, MAX_TRIES - 1)) or 0.0)
 
 
-def _one_connection(caller: Caller, job_id: str, after: int) -> Iterator[EventView]:
-    from millstream.client.sse import SseParser
+class _BrokenOff(Exception):
+    """The stream cannot go on over this connection."""
 
-    headers = {"accept": "text/event-stream"}
-    if after >= 0:
-        headers["last-event-id"] = str(after)
+
+def _headers(after: int) -> dict[str, str]:
+    accept = {"accept": "text/event-stream", "accept-encoding": "identity"}
+    return accept | {"last-event-id": str(after)} if after >= 0 else accept
+
+
+def _events(response: httpx.Response) -> Iterator[EventView]:
     parser = SseParser()
-    with caller.stream(f"/v1/jobs/{job_id}/events", headers=headers) as chunks:
-        for chunk in chunks:
-            for event in parser.feed(chunk):
-                yield msgspec.json.decode(event.data, type=EventView)
+    for chunk in response.iter_raw():
+        for event in parser.feed(chunk):
+            if event.event == "error":  # the gateway cannot go on, and says why
+                raise _BrokenOff(msgspec.json.decode(event.data, type=ErrorBody).error.message)
+            yield msgspec.json.decode(event.data, type=EventView)
