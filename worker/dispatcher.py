@@ -7,26 +7,85 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from infra.contracts import Notice
 from infra.errors import MillstreamError, StoreUnavailable
+from infra.jobs import RedisJobs
 from infra.runs import RunHeader, RunStore
+from infra.runs.redis import RedisRuns
 from infra.settings import DispatcherSettings, StoreSettings
 from infra.store import JobStore
+from worker.runs.app import StepSender, make_app
 from worker.runs.relay import StepRelay
-from worker.webhooks import event
+from worker.signals import Stopping
+from worker.webhooks import event, schedule, signing, ssrf
+from worker.webhooks.delivery import Sender
+from worker.webhooks.ledger import Ledger
 from worker.webhooks.outbox import Courier, Done
+from worker.webhooks.slots import Slots
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 MAX_POLL_SECONDS = 2.0  # while the store does not answer
 MAX_NOTICES = 100  # taken from a lane at once
-LANES_SECONDS = 2.0  # a new lane is noticed within so long
+LANES_SECONDS = 0.5  # a new lane is noticed within so long
+STOP_SECONDS = 3.0
+
+
+def run(store_settings: StoreSettings, settings: DispatcherSettings) -> int:
+    """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
+    try:
+        asyncio.run(_serve(store_settings, settings))
+    except (MillstreamError, ValueError) as error:
+        print(f"dispatcher: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _serve(store_settings: StoreSettings, settings: DispatcherSettings) -> None:
+    stopping = Stopping()
+    stopping.on_signals()
+    async with opened(store_settings, settings) as dispatcher:
+        print("dispatcher ready", flush=True)
+        await dispatcher.run(stopping.told)
+
+
+@asynccontextmanager
+async def opened(store_settings: StoreSettings, settings: DispatcherSettings) -> AsyncIterator[Dispatcher]:
+    """A dispatcher with all that it needs, closed afterwards.
+
+    Raises ValueError for a setting that cannot be used, StoreUnavailable or StoreUnsuitable where there is no store.
+    """
+    waits = schedule.parse(settings.webhook_schedule)
+    allowed = ssrf.Allowed.parse(settings.webhook_allow)
+    slots = Slots(settings.webhook_concurrency)
+    if settings.webhook_secret is not None:
+        signing.key_of(settings.webhook_secret)
+    url = store_settings.server_url
+    async with AsyncExitStack() as stack:
+        store = await RedisJobs.connect(url)
+        stack.push_async_callback(store.close)
+        runs = RedisRuns.open(url)
+        stack.push_async_callback(runs.close)
+        ledger = Ledger.open(url)
+        stack.push_async_callback(ledger.close)
+        sender = Sender(
+            allowed=allowed,
+            timeout_seconds=settings.webhook_timeout_seconds,
+            concurrency=settings.webhook_concurrency,
+        )
+        stack.push_async_callback(sender.close)
+        steps = StepSender(make_app(settings.celery_url or url))
+        relay = StepRelay(runs, steps, hide_seconds=settings.sweep_seconds)
+        stack.callback(relay.close)
+        secret = settings.webhook_secret or await ledger.secret()
+        wait_seconds = settings.notice_hide_seconds / 4  # the rest is for the try itself, and its writing down
+        courier = Courier(sender, ledger, slots, secrets=[secret], schedule=waits, wait_seconds=wait_seconds)
+        yield Dispatcher(store, runs, relay, courier, settings)
 
 
 class Dispatcher:
@@ -39,9 +98,10 @@ class Dispatcher:
         self._settings = settings
         self._lanes: Sequence[int] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._being_told: set[str] = set()  # webhook ids
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`: then what is being delivered is finished first."""
+        """Until `stop`. What is being delivered then has a moment to finish; the rest returns to another dispatcher."""
         loops = [
             self._every(POLL_SECONDS, stop, self.relay_outboxes),
             self._every(POLL_SECONDS, stop, self.relay_runs),
@@ -52,7 +112,11 @@ class Dispatcher:
         async with asyncio.TaskGroup() as group:
             for loop in loops:
                 group.create_task(loop)
-        await asyncio.gather(*self._tasks)
+        if self._tasks:
+            _, unfinished = await asyncio.wait(self._tasks, timeout=STOP_SECONDS)
+            for task in unfinished:
+                task.cancel()
+            await asyncio.gather(*unfinished, return_exceptions=True)
 
     async def find_lanes(self) -> None:
         self._lanes = await self._store.lanes()
@@ -106,16 +170,18 @@ class Dispatcher:
 
     def _begin(self, message: event.Message, done: Callable[[], Awaitable[None]],
                later: Callable[[float], Awaitable[None]]) -> None:  # fmt: skip
-        """Tells a message if its endpoint has a free slot, else puts it back for a moment."""
+        if message.id in self._being_told:  # a slow try, and its notice has come back meanwhile
+            return
+        self._being_told.add(message.id)
 
         async def tell() -> None:
-            told = await self._courier.tell(message)
-            await (done() if isinstance(told, Done) else later(told.after_seconds))
+            try:
+                told = await self._courier.tell(message)
+                await (done() if isinstance(told, Done) else later(told.after_seconds))
+            finally:
+                self._being_told.discard(message.id)
 
-        if self._courier.try_take(message):
-            self._spawn(tell())
-        else:
-            self._spawn(later(self._courier.patience_seconds(message)))
+        self._spawn(tell())
 
     def _spawn(self, work: Awaitable[None]) -> None:
         """One notice's work. Whatever goes wrong there, its notice returns, and the others go on."""

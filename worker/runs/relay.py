@@ -62,3 +62,4 @@ class StepRelay:
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
+        self._sender.close()

@@ -16,8 +16,8 @@ from worker.webhooks import signing
 from worker.webhooks.delivery import Sender
 from worker.webhooks.event import Message
 from worker.webhooks.ledger import Fate, Ledger
-from worker.webhooks.schedule import Answered, Decision, Delivered, GiveUp, TryAgain, decide
-from worker.webhooks.slots import Slots, endpoint_of
+from worker.webhooks.schedule import Answer, Answered, Decision, Delivered, GiveUp, TryAgain, decide
+from worker.webhooks.slots import Slots, WaitingRoom, endpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -39,38 +39,41 @@ class Later:
 class Courier:
     """Tells messages, each as often as its schedule says."""
 
-    def __init__(self, sender: Sender, ledger: Ledger, *, secrets: Sequence[str], schedule: list[float],
-                 concurrency: int) -> None:  # fmt: skip
+    def __init__(self, sender: Sender, ledger: Ledger, slots: Slots, *, secrets: Sequence[str],
+                 schedule: list[float], wait_seconds: float) -> None:  # fmt: skip
+        """A message waits at most `wait_seconds` for a slot before it is put back into the store."""
         self._sender = sender
         self._ledger = ledger
         self._secrets = list(secrets)
         self._schedule = schedule
-        self._slots = Slots(concurrency)
-
-    def try_take(self, message: Message) -> bool:
-        """Takes the slot that `tell` needs, and gives back; False where the endpoint has to wait."""
-        return self._slots.try_take(endpoint_of(message.url))
-
-    def patience_seconds(self, message: Message) -> float:
-        """After how long to ask again for a slot that was refused."""
-        return self._slots.patience_seconds(endpoint_of(message.url))
+        self._room = WaitingRoom(slots)
+        self._wait_seconds = wait_seconds
 
     async def tell(self, message: Message) -> Done | Later:
-        """One try. Raises StoreUnavailable where it could not be counted (nothing was sent) or written down."""
+        """One try, when the endpoint has a free slot.
+
+        Raises StoreUnavailable where it could not be counted (then nothing was sent) or not be written down.
+        """
+        endpoint = endpoint_of(message.url)
+        if not await self._room.take(endpoint, timeout_seconds=self._wait_seconds):
+            return Later(self._room.patience_seconds(endpoint))
         answered = True
         try:
             num_tries, fate = await self._ledger.begin_try(message)
             if fate is not Fate.OPEN:
                 return Done("known")
-            headers = signing.headers(message.id, int(time.time()), message.body, self._secrets)
-            if message.traceparent:
-                headers["traceparent"] = message.traceparent
-            answer = await self._sender.send(message.url, message.body, headers)
+            answer = await self._send(message)
             answered = isinstance(answer, Answered)
         finally:
-            self._slots.give_back(endpoint_of(message.url), answered=answered)
+            self._room.give_back(endpoint, answered=answered)
         decision = decide(answer, num_tries=num_tries, schedule=self._schedule, random=random.random())
         return await self._write_down(message, decision, num_tries)
+
+    async def _send(self, message: Message) -> Answer:
+        headers = signing.headers(message.id, int(time.time()), message.body, self._secrets)
+        if message.traceparent:
+            headers["traceparent"] = message.traceparent
+        return await self._sender.send(message.url, message.body, headers)
 
     async def _write_down(self, message: Message, decision: Decision, num_tries: int) -> Done | Later:
         now_ms = time.time_ns() // 1_000_000
