@@ -13,6 +13,7 @@ from worker.progress import Progress, joined
 class Phase(StrEnum):
     STARTING = "starting"  # its request is being built
     RUNNING = "running"  # in the engine
+    LEAVING = "leaving"  # its abort is under way, because it is to be given back; its deltas count until then
     ENDING = "ending"  # out of the engine; its end is being written
     OVER = "over"  # written, or no longer ours
 
@@ -44,7 +45,8 @@ class Attempt:
         self.phase = Phase.STARTING
         self.end: Commit | GiveBack | None = None
         self.progress = Progress([])  # until its parameters are read
-        self.has_emitted = False  # something, in this attempt
+        self.is_accepted = False  # the engine's figures count it
+        self.errors: dict[int, str] = {}  # by choice: why it failed alone
         self._counts_untold = False
         self._pending: dict[int, ChoiceDelta] = {}
         self._next_number = claim.job.num_events
@@ -55,9 +57,20 @@ class Attempt:
         return self.phase is Phase.OVER
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences that it keeps busy in the engine; one, while its parameters are not read."""
+        return sum(choice.finish_reason is None for choice in self.progress.choices) or 1
+
+    @property
     def num_retries(self) -> int:
         """How often the job was given back because something failed."""
         return sum(event.body.reason == "retry" for event in self.history if event.type == "job.requeued")
+
+    @property
+    def was_lost_before(self) -> bool:
+        """Whether the attempt before this one lost its lease."""
+        requeues = [event for event in self.history if event.type == "job.requeued"]
+        return bool(requeues) and requeues[-1].body.reason == "lease_lost"
 
     def count_prompt(self, num_prompt_tokens: int, num_cached_tokens: int) -> None:
         """Notes the prompt's length; the job's first delta event says it."""
@@ -68,7 +81,6 @@ class Attempt:
         self.progress.choices[delta.index].extend(delta)
         before = self._pending.get(delta.index)
         self._pending[delta.index] = delta if before is None else joined(before, delta)
-        self.has_emitted = True
 
     def take_publication(self) -> Publication | None:
         """What is not published yet, as one event; the same again until `published` says that it is written."""

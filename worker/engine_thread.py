@@ -19,8 +19,9 @@ from engine.outputs import RequestDelta
 from worker.pulse import Pulse
 
 if TYPE_CHECKING:
-    from engine.llm import LLM, EngineStats
+    from engine.llm import LLM
     from engine.params import SamplingParams
+    from engine.stats import EngineStats
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +58,8 @@ class Report:
     """What happened in the engine since the last report. Deltas of an aborted request come no later than its abort."""
 
     stats: EngineStats
-    refused: dict[str, InvalidRequest] = field(default_factory=dict)  # by request id
+    accepted: list[str] = field(default_factory=list)  # request ids; from here on the stats count them
+    refused: dict[str, InvalidRequest] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     deltas: list[RequestDelta] = field(default_factory=list)
     step_seconds: float | None = None  # None: no step was made
@@ -135,6 +137,7 @@ class EngineThread:
             return self._commands.get()
 
     def _apply(self, llm: LLM, commands: list[Command]) -> Report:
+        accepted: list[str] = []
         refused: dict[str, InvalidRequest] = {}
         aborted: list[str] = []
         for command in commands:
@@ -151,7 +154,9 @@ class EngineThread:
                         )
                     except InvalidRequest as error:
                         refused[command.request_id] = error
+                    else:
+                        accepted.append(command.request_id)
                 case Abort():
                     llm.abort(command.request_id)
                     aborted.append(command.request_id)
-        return Report(llm.stats(), refused=refused, aborted=aborted)
+        return Report(llm.stats(), accepted, refused, aborted)

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Any
 
 from infra.contracts import Hold
 from infra.errors import StoreUnavailable
@@ -21,33 +21,30 @@ from infra.store import JobStore
 log = logging.getLogger(__name__)
 
 
-class Watcher(Protocol):
-    """Whoever must hear of what the thread finds. Both are called in the thread."""
-
-    def holds_lost(self, holds: list[Hold]) -> None: ...
-
-    def keeper_failed(self, error: BaseException) -> None: ...
-
-
 class LeaseKeeper:
-    """The holds of this worker, and the thread that renews them."""
+    """The holds of this worker, and the thread that renews them.
+
+    `lost` and `fail` are called in the thread: with holds that are no longer good, and with what ended the thread.
+    """
 
     def __init__(
         self,
         open_store: Callable[[], Coroutine[Any, Any, JobStore]],
-        watcher: Watcher,
         *,
         lease_seconds: float,
         renew_seconds: float,
         is_stalled: Callable[[], bool],
+        lost: Callable[[list[Hold]], None],
+        fail: Callable[[BaseException], None],
     ) -> None:
         if not 0 < renew_seconds < lease_seconds:
             raise ValueError(f"renew_seconds must be under lease_seconds: {renew_seconds} against {lease_seconds}")
         self._open_store = open_store
-        self._watcher = watcher
         self._lease_seconds = lease_seconds
         self._renew_seconds = renew_seconds
         self._is_stalled = is_stalled
+        self._lost = lost
+        self._fail = fail
         self._holds: dict[str, Hold] = {}  # by job id; under the lock
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -83,7 +80,7 @@ class LeaseKeeper:
                 finally:
                     runner.run(store.close())
         except BaseException as error:
-            self._watcher.keeper_failed(error)
+            self._fail(error)
 
     async def _renew(self, store: JobStore) -> bool:
         """One round over all holds. False where the store could not be asked about some."""
@@ -104,5 +101,5 @@ class LeaseKeeper:
             log.warning("leases of lane %d not renewed, the store does not answer: %s", lane, error)
             return False
         if lost:
-            self._watcher.holds_lost(lost)
+            self._lost(lost)
         return True

@@ -83,6 +83,11 @@ class Progress:
         return True
 
     @property
+    def emitted(self) -> list[list[int]]:
+        """Token ids per choice."""
+        return [choice.token_ids for choice in self.choices]
+
+    @property
     def num_completion_tokens(self) -> int:
         return sum(len(choice.token_ids) for choice in self.choices)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from infra.contracts import Publication
 from infra.store import JobStore
-from worker.attempt import Attempt, Commit, GiveBack
+from worker.attempt import Attempt, Commit, GiveBack, Phase
 from worker.backoff import until_answered
 
 
@@ -62,6 +62,8 @@ class LanePublisher:
         publications: list[tuple[Attempt, Publication]] = []
         giving_back: list[tuple[Attempt, GiveBack]] = []
         for attempt in attempts:
+            if attempt.phase is Phase.ENDING and attempt.end is None:
+                continue  # its last deltas wait for its end, which is being prepared
             match attempt.end:
                 case Commit() as commit:  # takes its last deltas along
                     self._spawn(self._commit(attempt, commit))

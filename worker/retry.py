@@ -11,6 +11,7 @@ class Failure(StrEnum):
     GENERATION = "generation"  # every choice failed by itself: its logits were no numbers, or nothing was left to draw
     ENGINE = "engine"  # the engine broke while the job was in it; whose fault it is, nobody knows
     PAYLOAD = "payload"  # the blob of a large request or result could not be read or written
+    MISSING = "missing"  # the blob of a large request is gone
     WEIGHTS = "weights"  # tokens were emitted under other weights, which these never continue
     DRAIN = "drain"  # the worker stops
 
@@ -50,6 +51,7 @@ RULES: dict[Failure, Rule] = {
     Failure.GENERATION: Rule("generation_error", max_retries=0),
     Failure.ENGINE: Rule("engine_error", max_retries=3, first_delay_seconds=1.0, factor=4.0),
     Failure.PAYLOAD: Rule("payload_unavailable", max_retries=6, first_delay_seconds=1.0, factor=3.0),
+    Failure.MISSING: Rule("payload_missing", max_retries=0),
     Failure.WEIGHTS: Rule("weights_changed", max_retries=5, first_delay_seconds=5.0, factor=2.0),
 }
 

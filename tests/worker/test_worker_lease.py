@@ -1,7 +1,8 @@
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
 from worker_aids import FaultyStore, until
@@ -51,10 +52,11 @@ class Keeping:
 
         self.keeper = LeaseKeeper(
             open_store,  # type: ignore[arg-type]
-            self.heard,
             lease_seconds=0.4,
             renew_seconds=0.05,
             is_stalled=lambda: self.is_stalled,
+            lost=self.heard.holds_lost,
+            fail=self.heard.keeper_failed,
         )
 
     async def renewals(self, number: int) -> None:
@@ -135,12 +137,29 @@ async def test_dropping_an_old_hold_keeps_the_newer_one(keeping: Keeping) -> Non
     await until(lambda: keeping.heard.lost == [claim.hold] * len(keeping.heard.lost) and bool(keeping.heard.lost))
 
 
+def a_keeper(
+    open_store: Callable[[], Coroutine[Any, Any, MemoryJobs]],
+    heard: Heard,
+    *,
+    lease_seconds: float,
+    renew_seconds: float,
+) -> LeaseKeeper:
+    return LeaseKeeper(
+        open_store,
+        lease_seconds=lease_seconds,
+        renew_seconds=renew_seconds,
+        is_stalled=lambda: False,
+        lost=heard.holds_lost,
+        fail=heard.keeper_failed,
+    )
+
+
 def test_a_renewal_slower_than_the_lease_is_refused() -> None:
     async def open_store() -> MemoryJobs:
         return MemoryJobs()
 
     with pytest.raises(ValueError, match="under lease_seconds"):
-        LeaseKeeper(open_store, Heard(), lease_seconds=5, renew_seconds=5, is_stalled=lambda: False)
+        a_keeper(open_store, Heard(), lease_seconds=5, renew_seconds=5)
 
 
 async def test_a_keeper_that_breaks_says_so() -> None:
@@ -149,6 +168,6 @@ async def test_a_keeper_that_breaks_says_so() -> None:
     async def open_store() -> MemoryJobs:
         raise RuntimeError("no such store")
 
-    LeaseKeeper(open_store, heard, lease_seconds=5, renew_seconds=1, is_stalled=lambda: False).start()
+    a_keeper(open_store, heard, lease_seconds=5, renew_seconds=1).start()
     assert await asyncio.to_thread(heard.something.wait, 20)
     assert [str(error) for error in heard.failures] == ["no such store"]
