@@ -6,8 +6,10 @@ host     [slot, layer, key | value, position in block, kv head, head dim]      o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from engine.models.config import DecoderConfig
@@ -29,8 +31,10 @@ class KVStorage:
         block = (block_size, config.num_kv_heads, config.head_dim)
         layers = (config.num_layers, 2)
         self.num_blocks, self.num_host_slots = num_blocks, num_host_slots
-        self._pool = torch.zeros((*layers, num_blocks, *block), dtype=dtype, device=device)
-        self._host = torch.zeros((num_host_slots, *layers, *block), dtype=dtype, pin_memory=device.type == "cuda")
+        self._pool = _zeros((*layers, num_blocks, *block), dtype, device)
+        self._host = _zeros((num_host_slots, *layers, *block), dtype, torch.device("cpu"))
+        if device.type == "cuda" and num_host_slots:
+            self._host = self._host.pin_memory()
         self._layers = [(layer[0], layer[1]) for layer in self._pool.unbind(0)]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,3 +69,11 @@ class KVStorage:
 def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros; on CPU the system commits their pages at the first write, so a large pool costs nothing at start."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(dtype).view(shape)

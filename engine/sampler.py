@@ -7,6 +7,7 @@ top_p and min_p on softmax(logit / T). Logprobs are of the raw distribution, bef
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ from engine.plan import Sampled
 from engine.processors import needs_processing, processed
 from engine.sequence import Sequence
 
-_NAN = "the model's logits are not numbers"
+_NOT_FINITE = "the model's logits are not finite numbers"
 _EMPTY = "the request's own settings leave no token to choose from"
 
 
@@ -35,20 +36,20 @@ class Draw:
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """One answer per draw, in order. logits: [L, vocab], fp32; left as they are.
 
-    A draw whose logits hold a NaN, or to which no token is left, answers with `error`; the others are unhurt.
+    A draw whose logits hold NaN or infinity, or to which no token is left, answers with `error`; the others are unhurt.
     """
     if not draws:
         return []
     places = sorted({draw.place for draw in draws})
     row_of = {place: row for row, place in enumerate(places)}
     wanted = logits if len(places) == len(logits) else logits[torch.tensor(places, device=logits.device)]
-    best, best_ids = wanted.max(dim=-1)  # a NaN wins; among equals the first index does
+    best, best_ids = wanted.max(dim=-1)  # NaN beats all; among equals the first index wins
     largest, greedy_ids = best.tolist(), best_ids.tolist()
     answers: list[Sampled] = []
     for draw in draws:
         row = row_of[draw.place]
-        if largest[row] != largest[row]:
-            answers.append(Sampled(None, error=_NAN))
+        if not math.isfinite(largest[row]):
+            answers.append(Sampled(None, error=_NOT_FINITE))
             continue
         is_plain = draw.sequence.params.is_greedy and not needs_processing(draw.sequence)
         token_id = greedy_ids[row] if is_plain else _choose(wanted[row], draw.sequence)
