@@ -1,0 +1,168 @@
+"""The decoder on the native CPU path: the same model as `decoder.Decoder`, one call for a whole forward.
+
+The pool's blocks are laid out as the native attention reads them: of one layer's block, keys [kv head, head dim,
+position in block] and values [kv head, position in block, head dim]. Nobody else reads them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from engine.batch import Batch
+from engine.kv_storage import KVStorage
+from engine.models.config import DecoderConfig
+from engine.models.rope import rope_table
+from engine.models.weights import DecoderWeights, LayerWeights
+from kernels.cpu import library
+from kernels.cpu.library import MAX_GROUP, MAX_HEAD_DIM, PANEL
+
+_ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+def why_not(config: DecoderConfig, weights: DecoderWeights, device: torch.device) -> str | None:
+    """Why the native path cannot run this model, or None where it can. Does not ask for a compiler."""
+    if device.type != "cpu":
+        return f"runs on the CPU only, not on {device.type}"
+    if weights.embedding.dtype != torch.float32:
+        return f"computes in float32, not in {weights.embedding.dtype}"
+    if config.head_dim % 16 or config.head_dim > MAX_HEAD_DIM:
+        return f"needs a head_dim that is a multiple of 16 up to {MAX_HEAD_DIM}, not {config.head_dim}"
+    if config.num_heads // config.num_kv_heads > MAX_GROUP:
+        return f"needs at most {MAX_GROUP} query heads for a KV head"
+    biased = [linear for layer in weights.layers for linear in (layer.attention_out, layer.gate_up, layer.down)]
+    if any(linear.bias is not None for linear in biased):
+        return "knows biases of q, k and v only"
+    return None
+
+
+class NativeDecoder:
+    """Weights packed for the native path, and its threads. Raises BuildUnavailable where it cannot be compiled."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, num_threads: int | None
+    ) -> None:
+        self.config = config
+        self.device = torch.device("cpu")
+        self._library = library.load()
+        self._num_threads = num_threads or len(os.sched_getaffinity(0))
+        self._kept: list[torch.Tensor] = []  # what the structs point at
+        self._model = self._build(weights, max_model_len)
+        self._decoder = self._library.open(self._model)
+        self._closed = weakref.finalize(self, self._library.close, self._decoder)
+        self.choices = {
+            "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, float32, "
+            "invariant: the fused path for a CPU"
+        }
+
+    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
+        """Logits [len(batch.logit_places), vocab], fp32; writes the batch's keys and values into `kv`."""
+        rows, config = batch.rows, self.config
+        logits = torch.empty(len(batch.logit_places), -(-config.vocab_size // PANEL) * PANEL)
+        tables = np.zeros((len(rows), max(map(len, rows.block_tables))), dtype=np.int32)
+        for table, block_ids in zip(tables, rows.block_tables, strict=True):
+            table[: len(block_ids)] = block_ids
+        arrays = {
+            "token_ids": _int32(batch.token_ids),
+            "positions": _int32(batch.positions),
+            "row_starts": np.array(rows.query_starts, dtype=np.int32),
+            "tables": tables,
+            "logit_places": _int32(batch.logit_places),
+        }
+        pools = [kv.layer(index) for index in range(config.num_layers)]
+        pointers = ctypes.c_void_p * config.num_layers
+        keys = pointers(*(key.data_ptr() for key, _ in pools))
+        values = pointers(*(value.data_ptr() for _, value in pools))
+        self._library.forward(
+            self._decoder,
+            library.Batch(
+                num_tokens=len(batch.token_ids),
+                num_rows=len(rows),
+                num_logits=len(batch.logit_places),
+                block_size=rows.block_size,
+                table_stride=tables.shape[1],
+                k_pools=ctypes.cast(keys, ctypes.c_void_p),
+                v_pools=ctypes.cast(values, ctypes.c_void_p),
+                logits=logits.data_ptr(),
+                **{name: array.ctypes.data for name, array in arrays.items()},
+            ),
+        )
+        logits = logits[:, : config.vocab_size]
+        if config.logit_softcap is not None:
+            logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        return logits
+
+    def _build(self, weights: DecoderWeights, max_model_len: int) -> library.Model:
+        config = self.config
+        ropes = [rope_table(kind, max_model_len) for kind in config.ropes]
+        angles = [(self._keep(table[:, 0]), self._keep(table[:, 1])) for table in ropes]
+        self._layers = (library.Layer * config.num_layers)(
+            *(
+                self._layer(layer, kind.window or 0, *angles[kind.rope])
+                for layer, kind in zip(weights.layers, config.layers, strict=True)
+            )
+        )
+        return library.Model(
+            hidden=config.hidden_size,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            rotary_dim=config.ropes[0].rotary_dim,
+            intermediate=config.intermediate_size,
+            num_layers=config.num_layers,
+            vocab=config.vocab_size,
+            activation=_ACTIVATIONS[config.activation],
+            threads=self._num_threads,
+            norm_eps=config.norm_eps,
+            attention_scale=config.attention_scale,
+            attention_softcap=config.attention_softcap or 0.0,
+            embedding_scale=config.embedding_scale,
+            embedding=self._keep(weights.embedding),
+            final_norm=self._keep(weights.final_norm),
+            head=self._pack(weights.head.weight),
+            layers=ctypes.cast(self._layers, ctypes.c_void_p),
+        )
+
+    def _layer(self, layer: LayerWeights, window: int, cosine: int, sine: int) -> library.Layer:
+        gate, up = layer.gate_up.weight.chunk(2)
+        return library.Layer(
+            attention_norm=self._keep(layer.attention_norm),
+            attention_post_norm=self._keep(layer.attention_post_norm),
+            mlp_norm=self._keep(layer.mlp_norm),
+            mlp_post_norm=self._keep(layer.mlp_post_norm),
+            query_norm=self._keep(layer.query_norm),
+            key_norm=self._keep(layer.key_norm),
+            qkv=self._pack(layer.qkv.weight),
+            qkv_bias=self._keep(layer.qkv.bias),
+            attention_out=self._pack(layer.attention_out.weight),
+            gate_up=self._pack(gate, up),  # each padded by itself, so that both halves have the same panels
+            down=self._pack(layer.down.weight),
+            cosine=cosine,
+            sine=sine,
+            window=window,
+        )
+
+    def _pack(self, *weights: torch.Tensor) -> int:
+        packed = [self._library.pack(weight) for weight in weights]
+        if len(packed) == 1:
+            return self._keep(packed[0])
+        whole = library.aligned_empty((sum(map(len, packed)), *packed[0].shape[1:]))
+        torch.cat(packed, out=whole)
+        return self._keep(whole)
+
+    def _keep(self, tensor: torch.Tensor | None) -> int:
+        """The address of a tensor that lives as long as this decoder; 0 for None."""
+        if tensor is None:
+            return 0
+        tensor = tensor.contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+
+def _int32(values: torch.Tensor) -> npt.NDArray[np.int32]:
+    return values.numpy().astype(np.int32)

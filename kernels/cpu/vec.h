@@ -1,0 +1,61 @@
+// Vectors of floats as GCC and clang know them: one source, built once per instruction set (build.py). Every build does
+// the same operations on each element in the same order, so they agree to the bit.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+namespace ms {
+
+#if defined(__AVX512F__)
+constexpr int VL = 16;  // floats in a register
+#elif defined(__AVX2__)
+constexpr int VL = 8;
+#else
+constexpr int VL = 4;
+#endif
+constexpr int GROUP = 16;  // floats that are handled together, whatever the registers hold
+typedef float vf __attribute__((vector_size(VL * 4)));
+typedef float vf_unaligned __attribute__((vector_size(VL * 4), aligned(4)));
+typedef int32_t vi __attribute__((vector_size(VL * 4)));
+
+inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
+inline void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
+inline vf splat(float x) { return x - vf{}; }
+
+// Sum of 16 floats by halves: a fixed tree.
+inline float sum16(const float* p) {
+    float x[GROUP];
+    std::memcpy(x, p, sizeof x);
+    for (int width = GROUP / 2; width; width /= 2)
+        for (int i = 0; i < width; i++) x[i] += x[i + width];
+    return x[0];
+}
+
+// exp by 2^n * polynomial (Cephes' expf coefficients), relative error under 2e-7; below -87 it is 0.
+inline vf exp(vf x) {
+    const vf low = splat(-87.0f);
+    vi is_low = x < low;
+    x = x < low ? low : x;
+    x = x > splat(88.0f) ? splat(88.0f) : x;
+    vf t = x * 1.44269504088896341f;
+    vi n = __builtin_convertvector(t + (t < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
+    vf nf = __builtin_convertvector(n, vf);
+    vf r = x - nf * 0.693359375f;
+    r = r - nf * -2.12194440e-4f;
+    vf p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    vf y = p * (r * r) + r + 1.0f;
+    vi bits = (n + 127) << 23;
+    vf scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    y = y * scale;
+    return is_low ? vf{} : y;
+}
+
+inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
+
+}  // namespace ms
