@@ -9,7 +9,7 @@ import torch
 
 from engine.batch import Batch, build_batch
 from engine.config import EngineConfig, LoadedModel, ModelInfo
-from engine.errors import InvalidConfig
+from engine.errors import DeviceFailed, InvalidConfig
 from engine.kv_storage import KVStorage, block_bytes
 from engine.logprobs import position_logprobs
 from engine.models.config import DecoderConfig
@@ -49,6 +49,13 @@ class TorchRunner:
         self._kv = KVStorage(decoder.config, block_size, num_kv_blocks, num_host_slots, dtype, decoder.device)
 
     def execute(self, plan: Plan) -> StepResult:
+        """Raises DeviceFailed where the device itself broke; anything else concerns this plan alone."""
+        try:
+            return self._execute(plan)
+        except torch.AcceleratorError as error:  # sticky: every later call would fail as well
+            raise DeviceFailed(f"{self._decoder.device}: {error}") from error
+
+    def _execute(self, plan: Plan) -> StepResult:
         self._kv.apply(plan)
         if not plan.rows:
             return StepResult([])
