@@ -93,3 +93,4 @@ class PipelineSettings:
     celery_url: str | None = None  # broker of the steps; None: the store's server
     run_window: int = 16  # child jobs of one run in the queue at once
     file_roots: str = ""  # colon-separated folders that file:// inputs may name; empty: none
+    s3_roots: str = ""  # comma-separated s3://bucket/prefix that s3:// inputs may name; empty: none

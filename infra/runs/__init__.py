@@ -18,8 +18,10 @@ from infra.runs.records import (
     Style,
     SummaryParams,
     document_blob,
+    map_item,
     new_run_id,
     output_blob,
+    reduce_item,
 )
 from infra.runs.store import Document, DocumentUpdate, RunStore, Written
 from infra.runs.views import DocumentView, Report, RunCounts, RunView, report_of
@@ -44,7 +46,9 @@ __all__ = [
     "SummaryParams",
     "Written",
     "document_blob",
+    "map_item",
     "new_run_id",
     "output_blob",
+    "reduce_item",
     "report_of",
 ]

@@ -123,6 +123,9 @@ class MemoryRuns:
         if run is not None:
             run.fed.difference_update(items)
 
+    async def now_ms(self) -> int:
+        return self._now_ms()
+
     async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:
         wanted = self._now_ms() + round(delay_seconds * 1000)
         self._due[run_id] = min(wanted, self._due.get(run_id, wanted))

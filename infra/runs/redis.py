@@ -172,6 +172,10 @@ class RedisRuns:
         arguments: list[Argument] = [status, packed, output or "", KEEP_SECONDS]
         return bool(await self._scripts.call(scripts.FINISH, RunKeys(run_id).all, arguments))
 
+    async def now_ms(self) -> int:
+        seconds, microseconds = await self._server.command("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
     async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:
         await self._scripts.call(scripts.WAKE, [CLOCK], [run_id, round(delay_seconds * 1000)])
 

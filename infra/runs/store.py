@@ -109,6 +109,10 @@ class RunStore(Protocol):
 
     # The clock of runs.
 
+    async def now_ms(self) -> int:
+        """The store's own time, which deadlines are measured by."""
+        ...
+
     async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:
         """The run wants to be looked at then, or earlier where it already wanted to be."""
         ...

@@ -1,0 +1,117 @@
+"""The pipelines process: a Celery worker that runs the steps of runs.
+
+Celery's threads wait; the work itself is asynchronous and goes on in one event loop beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+import msgspec
+from celery import Celery
+from celery.signals import worker_ready
+
+from infra.blobs import open_blobs
+from infra.contracts import Notice
+from infra.errors import MillstreamError
+from infra.jobs import RedisJobs
+from infra.runs.redis import RedisRuns
+from infra.settings import PipelineSettings, StoreSettings
+from worker.runs.app import ADVANCE, SPLIT, StepSender, make_app
+from worker.runs.steps import RunSteps
+
+NUM_THREADS = 4  # steps at a time; each mostly waits for the store
+
+T = TypeVar("T")
+
+
+def run(store_settings: StoreSettings, settings: PipelineSettings) -> int:
+    """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
+    app = make_app(settings.celery_url or store_settings.server_url)
+    loop = StepLoop()
+    try:
+        steps = loop.start(store_settings, settings, StepSender(app))
+        add_tasks(app, loop, steps)
+        return serve(app)
+    except (MillstreamError, ValueError) as error:
+        print(f"pipelines: {error}", file=sys.stderr)
+        return 1
+    finally:
+        loop.stop()
+
+
+def serve(app: Celery) -> int:
+    """A Celery worker in this thread, the process's main one, until a signal ends it."""
+    worker = app.Worker(
+        pool="threads",
+        concurrency=NUM_THREADS,
+        loglevel="WARNING",
+        quiet=True,
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+    )
+    worker_ready.connect(_say_ready)
+    worker.start()
+    return int(worker.exitcode or 0)
+
+
+def _say_ready(**_: Any) -> None:
+    print("pipelines ready", flush=True)
+
+
+def add_tasks(app: Celery, loop: StepLoop, steps: RunSteps) -> None:
+    """Registers the two steps. A step that fails says so in the log; the clock of runs sends it again."""
+
+    def advance(run_id: str, notices: list[dict[str, Any]]) -> None:
+        loop.call(lambda: steps.advance(run_id, msgspec.convert(notices, list[Notice])))
+
+    def split(run_id: str, number: int) -> None:
+        loop.call(lambda: steps.split(run_id, number))
+
+    app.task(name=ADVANCE)(advance)
+    app.task(name=SPLIT)(split)
+
+
+class StepLoop:
+    """An event loop in a thread of its own, with the connections of the steps."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="steps", daemon=True)
+        self._stack = AsyncExitStack()
+
+    def start(self, store_settings: StoreSettings, settings: PipelineSettings, sender: StepSender) -> RunSteps:
+        """Raises StoreUnavailable, StoreUnsuitable, ValueError."""
+        self._thread.start()
+        return self.call(lambda: self._open(store_settings, settings, sender))
+
+    def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Runs `work` in the loop and waits for it, from any other thread."""
+        return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self.call(self._stack.aclose)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+        self._loop.close()
+
+    async def _open(self, store_settings: StoreSettings, settings: PipelineSettings, sender: StepSender) -> RunSteps:
+        store = await RedisJobs.connect(store_settings.server_url)
+        self._stack.push_async_callback(store.close)
+        runs = RedisRuns.open(store_settings.server_url)
+        self._stack.push_async_callback(runs.close)
+        return RunSteps(
+            store,
+            runs,
+            open_blobs(store_settings.blobs),
+            window=settings.run_window,
+            roots=[root for root in (*settings.file_roots.split(":"), *settings.s3_roots.split(",")) if root],
+            ask_split=sender.split,
+        )
