@@ -29,7 +29,7 @@ class ChildSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    ready_mark: str | None  # a line that holds this says that it is ready; None: ready once started
+    ready_mark: str  # a line that holds this says that it is ready
     stop_seconds: float  # from SIGTERM to SIGKILL
 
 
@@ -124,8 +124,6 @@ class Child:
                 self.failure = f"could not be started: {error}"
                 return None
             self.num_starts += 1
-            if self.spec.ready_mark is None:
-                self.ready.set()
             return self._process
 
     def _follow(self, process: subprocess.Popen[bytes]) -> int:
@@ -147,7 +145,7 @@ class Child:
                 line = raw.decode("utf-8", "replace").rstrip()
                 self.tail.append(line)
                 self._log(self.spec.name, line)
-                if self.spec.ready_mark is not None and self.spec.ready_mark in line:
+                if self.spec.ready_mark in line:
                     self.ready.set()
 
 

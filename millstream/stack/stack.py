@@ -146,18 +146,17 @@ class Stack:
         yield self._spec("gateway", self.gateway, stop_seconds=self.gateway.shutdown_seconds)
         for number in range(1, self.up.workers + 1):
             name = "worker" if number == 1 else f"worker-{number}"
-            yield self._spec(
-                name, self.worker, self.engine, stop_seconds=self.worker.drain_seconds, ready="worker ready"
-            )
+            yield self._spec(name, self.worker, self.engine, stop_seconds=self.worker.drain_seconds)
         yield self._spec("pipelines", self.pipelines, stop_seconds=0.0)
         yield self._spec("dispatcher", self.dispatcher, stop_seconds=0.0)
 
-    def _spec(self, name: str, *settings: object, stop_seconds: float, ready: str | None = None) -> ChildSpec:
+    def _spec(self, name: str, *settings: object, stop_seconds: float) -> ChildSpec:
+        command = name.split("-")[0]
         return ChildSpec(
             name=name,
-            command=[sys.executable, "-m", "millstream", name.split("-")[0]],
+            command=[sys.executable, "-m", "millstream", command],
             environment=environment_of(self.store, *settings, base=os.environ),
-            ready_mark=ready,
+            ready_mark=f"{command} ready",
             stop_seconds=stop_seconds + _STOP_GRACE_SECONDS,
         )
 

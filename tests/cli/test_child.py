@@ -29,7 +29,7 @@ def run() -> Iterator[Callable[..., tuple[Child, list[str]]]]:
     """Starts a Python script as a child; returns it and its log lines."""
     children = []
 
-    def start(script: str, *, ready: str | None = "ready", stop_seconds: float = 10.0) -> tuple[Child, list[str]]:
+    def start(script: str, *, ready: str = "ready", stop_seconds: float = 10.0) -> tuple[Child, list[str]]:
         lines: list[str] = []
         spec = ChildSpec(
             name="one",
@@ -136,7 +136,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_program_that_is_not_there_is_a_failure() -> None:
-    spec = ChildSpec(name="one", command=["/no/such/program"], environment={}, ready_mark=None, stop_seconds=1.0)
+    spec = ChildSpec(name="one", command=["/no/such/program"], environment={}, ready_mark="ready", stop_seconds=1.0)
     child = Child(spec, lambda name, line: None)
     child.start()
     until(lambda: child.failure is not None)
