@@ -15,7 +15,8 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: $(READY) ## virtual environment with the pinned packages, then the model; does nothing where both are in place
-	@$(BIN)/python -m engine.weights.fetch smollm2-135m
+	@$(BIN)/python -m kernels.cpu.build
+	$(BIN)/python -m engine.weights.fetch smollm2-135m
 
 $(READY): pyproject.toml constraints.txt
 	@echo "setup: creating $(VENV) with the packages pinned in constraints.txt (about 1.7 GB, 1-3 minutes)"
