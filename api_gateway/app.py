@@ -65,7 +65,12 @@ def create_app(
         },
         request_max_body_size=gateway.settings.max_body_bytes,
         openapi_config=OpenAPIConfig(
-            "Millstream", "1", description=DESCRIPTION, path="/docs", render_plugins=[DocsPage(path="/")]
+            "Millstream",
+            "1",
+            description=DESCRIPTION,
+            path="/docs",
+            render_plugins=[DocsPage(path="/")],
+            use_handler_docstrings=True,
         ),
         logging_config=None,
     )

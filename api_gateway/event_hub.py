@@ -11,6 +11,7 @@ loses its queue, not its events; it reads the log by itself, at its own pace, un
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from api_gateway.errors import GatewayClosing
+from api_gateway.tasks import end
 from infra import keys
 from infra.contracts import Event
 from infra.errors import EventsGone, StoreUnavailable, UnknownJob
@@ -100,7 +102,7 @@ class Reader:
         Raises UnknownJob, EventsGone, StoreUnavailable after some patience, and GatewayClosing when it is time to go.
         """
         loop = asyncio.get_running_loop()
-        end = loop.time() + timeout
+        until = loop.time() + timeout
         while True:
             if self._hub.is_closing(self):
                 raise GatewayClosing
@@ -110,14 +112,13 @@ class Reader:
                 return events
             if self.is_behind:
                 continue
-            left = end - loop.time()
+            left = until - loop.time()
             if left <= 0:
                 self.is_behind = loop.time() - self._looked_at > RECHECK_SECONDS
                 return []
-            try:
-                await asyncio.wait_for(self._bell.wait(), left)
-            except TimeoutError:
-                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):  # asyncio.wait_for may lose a cancellation before Python 3.12
+                    await self._bell.wait()
 
     async def _read(self) -> list[Event]:
         """Reads a page of the log. What is pushed meanwhile is queued, so that nothing falls between the two."""
@@ -207,13 +208,13 @@ class EventHub:
     async def read_patiently(self, job_id: str, after: int) -> list[Event]:
         """A page of a log; a store that does not answer is asked again for a while."""
         loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE_SECONDS
+        until = loop.time() + PATIENCE_SECONDS
         while True:
             try:
                 async with self._reads:
                     return await self._store.events(job_id, after=after, limit=self.page)
             except StoreUnavailable:
-                if loop.time() > end or self._closing:
+                if loop.time() > until or self._closing:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -231,8 +232,7 @@ class EventHub:
         self._closing_streams = self._closing = True
         self._ring_all()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
             self._task = None
 
     def _ring_all(self) -> None:

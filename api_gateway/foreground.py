@@ -17,6 +17,7 @@ from api_gateway.errors import ClientGone, GatewayClosing, JobCancelled, JobExpi
 from api_gateway.event_hub import EventHub
 from api_gateway.job_book import JobBook
 from api_gateway.sse import until_hang_up
+from api_gateway.tasks import end
 from infra.contracts import Event, Job, JobError
 from infra.errors import MillstreamError
 from infra.states import Status
@@ -42,9 +43,7 @@ class Foreground:
                 await asyncio.wait({ends, gone}, return_when=asyncio.FIRST_COMPLETED)
                 error = ends.exception() if ends.done() else ClientGone()
             finally:
-                ends.cancel()
-                gone.cancel()
-                await asyncio.gather(ends, gone, return_exceptions=True)
+                await end(ends, gone)
         if error is None:
             return ends.result()
         await self.abandon(job_ids)
@@ -116,9 +115,7 @@ class Foreground:
                             again = asyncio.create_task(readers[index].next(timeout=self.keepalive_seconds))
                             pending[again] = index
             finally:
-                for task in pending:
-                    task.cancel()
-                await asyncio.gather(*pending, return_exceptions=True)
+                await end(*pending)
 
 
 def failure_of(status: Status, error: JobError | None, job_id: str) -> MillstreamError | None:

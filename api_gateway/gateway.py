@@ -16,6 +16,7 @@ from api_gateway.foreground import Foreground
 from api_gateway.intake import Intake
 from api_gateway.job_book import JobBook
 from api_gateway.metrics import Metrics
+from api_gateway.tasks import end
 from api_gateway.token_counter import TokenCounter
 from infra.errors import MillstreamError
 from infra.runs import RunStore
@@ -76,8 +77,7 @@ class Gateway:
 
     async def close(self) -> None:
         if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+            await end(self._sweeper)
         await self.hub.close()
 
     async def _sweep(self) -> None:

@@ -13,6 +13,8 @@ from litestar import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import Receive, Scope, Send
 
+from api_gateway.tasks import end
+
 log = logging.getLogger("millstream.gateway")
 
 KEEPALIVE = b": keepalive\n\n"
@@ -64,7 +66,8 @@ class _Answer(ASGIResponse):
                 await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
                 hung_up = not sender.done()
             finally:
-                await _end(sender, listener)
+                await end(sender, listener)
+                _report(sender)
                 await self.stream.frames.aclose()
         if hung_up and self.stream.on_hang_up is not None:
             await self.stream.on_hang_up()
@@ -89,10 +92,6 @@ async def until_hang_up(receive: Receive) -> None:
         pass
 
 
-async def _end(*tasks: asyncio.Task[None]) -> None:
-    """Cancels what still runs, and tells what failed."""
-    for task in tasks:
-        task.cancel()
-    for task, outcome in zip(tasks, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
-        if isinstance(outcome, Exception):
-            log.error("%s failed while it streamed", task.get_name(), exc_info=outcome)
+def _report(sender: asyncio.Task[None]) -> None:
+    if not sender.cancelled() and (error := sender.exception()) is not None:
+        log.error("a stream broke off", exc_info=error)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from litestar import Response, post
+from litestar.params import JSONBody
 
 from api_gateway.openai_answers import ChatChunks, chat_completion, head_of
 from api_gateway.openai_asks import chat_ask, wants_usage_chunk
@@ -19,7 +20,7 @@ ROUTE = "POST /v1/chat/completions"
 
 
 @post("/v1/chat/completions", status_code=200, responses=REFUSALS)
-async def create_chat_completion(data: ChatRequest, request: AnyRequest) -> Response[ChatCompletion] | Response[Any]:
+async def create_chat_completion(data: JSONBody[ChatRequest], request: AnyRequest) -> Response[ChatCompletion] | Response[Any]:
     """Answers a conversation. The answer's id holds the job's: `chatcmpl-<job id>`."""
     gateway, has_usage = gateway_of(request), wants_usage_chunk(data)
     [job] = await admit(request, [chat_ask(data)], ROUTE)

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from litestar import Response, post
+from litestar.params import JSONBody
 
 from api_gateway.openai_answers import CompletionChunks, completion, head_of
 from api_gateway.openai_asks import completion_asks, wants_usage_chunk
@@ -19,7 +20,7 @@ ROUTE = "POST /v1/completions"
 
 
 @post("/v1/completions", status_code=200, responses=REFUSALS)
-async def create_completion(data: CompletionRequest, request: AnyRequest) -> Response[Completion] | Response[Any]:
+async def create_completion(data: JSONBody[CompletionRequest], request: AnyRequest) -> Response[Completion] | Response[Any]:
     """Continues one or several prompts: texts or token ids. The answer's id holds the first job's: `cmpl-<job id>`."""
     gateway, has_usage, n = gateway_of(request), wants_usage_chunk(data), data.n or 1
     jobs = await admit(request, completion_asks(data), ROUTE)

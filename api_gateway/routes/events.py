@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any
 
 from litestar import Response, get
-from litestar.params import Parameter
+from litestar.params import FromPath, QueryParameter
 
 from api_gateway.errors import GatewayClosing, detail_of
 from api_gateway.event_hub import Reader
@@ -18,11 +18,11 @@ from infra.contracts import Event, Job
 from infra.errors import BadRequest, EventsGone, MillstreamError
 from infra.states import TERMINAL
 
-Start = Annotated[int, Parameter(query="starting_after", ge=-1, description="number of the last event you have")]
+Start = Annotated[int, QueryParameter(ge=-1, description="number of the last event you have")]
 
 
 @get("/v1/jobs/{job_id:str}/events", media_type="text/event-stream", responses=REFUSALS)
-async def job_events(job_id: str, request: AnyRequest, starting_after: Start = -1) -> Response[Any]:
+async def job_events(job_id: FromPath[str], request: AnyRequest, starting_after: Start = -1) -> Response[Any]:
     """Every event of the job once, in order; `id:` is its sequence number.
 
     A client that comes back with `Last-Event-ID` (or `starting_after`) gets exactly the rest; 204 when there is none.

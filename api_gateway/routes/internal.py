@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 from litestar import get, post
+from litestar.params import FromPath
 
 from api_gateway.metrics import backlog_seconds
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of
@@ -35,7 +36,7 @@ class LaneView(msgspec.Struct, kw_only=True):
 
 
 @get("/internal/scale/{alias:path}", responses=REFUSALS)
-async def scale(alias: str, request: AnyRequest) -> ScaleView:
+async def scale(alias: FromPath[str], request: AnyRequest) -> ScaleView:
     """The autoscaling signal of a model."""
     gateway, alias = gateway_of(request), alias.removeprefix("/")
     await gateway.cards.get(alias)
@@ -52,13 +53,13 @@ async def scale(alias: str, request: AnyRequest) -> ScaleView:
 
 
 @post("/internal/lanes/{lane:int}/pause", status_code=200, responses=REFUSALS)
-async def pause_lane(lane: int, request: AnyRequest) -> LaneView:
+async def pause_lane(lane: FromPath[int], request: AnyRequest) -> LaneView:
     """Stops claiming in a lane. Submits go on, and what runs goes on."""
     return await _set_paused(request, lane, True)
 
 
 @post("/internal/lanes/{lane:int}/resume", status_code=200, responses=REFUSALS)
-async def resume_lane(lane: int, request: AnyRequest) -> LaneView:
+async def resume_lane(lane: FromPath[int], request: AnyRequest) -> LaneView:
     """Starts claiming again."""
     return await _set_paused(request, lane, False)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 from litestar import Response, delete, get, post
-from litestar.params import Parameter
+from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from api_gateway import fields
 from api_gateway.admission import Ask
@@ -38,11 +38,11 @@ MAX_BULK_JOBS = 1000
 BULK_AT_ONCE = 16
 MAX_LIST_PAGES = 20  # of the store, that one page of a filtered list may look at
 
-Wait = Annotated[float | None, Parameter(query="wait", description="seconds to wait for the job's end, 600 at most")]
+Wait = Annotated[float | None, QueryParameter(description="seconds to wait for the job's end, 600 at most")]
 
 
 @post("/v1/jobs", status_code=202, responses=REFUSALS)
-async def create_job(data: JobRequest, request: AnyRequest) -> Response[JobView]:
+async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Response[JobView]:
     """Submits a job. With `Prefer: wait=n`, waits so many seconds for its end: then 200, else 202."""
     gateway, tenant = gateway_of(request), tenant_of(request)
     wait_seconds = fields.prefer_wait_seconds(request.headers.get("prefer"))
@@ -67,7 +67,7 @@ async def create_job(data: JobRequest, request: AnyRequest) -> Response[JobView]
 
 
 @post("/v1/jobs/bulk", status_code=200, responses=REFUSALS)
-async def create_jobs(data: BulkRequest, request: AnyRequest) -> BulkAnswer:
+async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkAnswer:
     """Submits up to 1,000 jobs. Each is admitted or refused on its own; nothing is undone."""
     gateway, tenant = gateway_of(request), tenant_of(request)
     if not 1 <= len(data.jobs) <= MAX_BULK_JOBS:
@@ -99,7 +99,7 @@ async def create_jobs(data: BulkRequest, request: AnyRequest) -> BulkAnswer:
 
 
 @get("/v1/jobs/{job_id:str}", responses=REFUSALS)
-async def get_job(job_id: str, request: AnyRequest, wait: Wait = None) -> JobView:
+async def get_job(job_id: FromPath[str], request: AnyRequest, wait: Wait = None) -> JobView:
     """The job as it stands; with `wait`, when it has ended or the time is up."""
     gateway = gateway_of(request)
     job = await gateway.book.get(job_id, tenant_of(request))
@@ -113,10 +113,10 @@ async def get_job(job_id: str, request: AnyRequest, wait: Wait = None) -> JobVie
 @get("/v1/jobs", responses=REFUSALS)
 async def list_jobs(
     request: AnyRequest,
-    status: Status | None = None,
-    model: str | None = None,
-    after: str | None = None,
-    limit: Annotated[int, Parameter(ge=1, le=100)] = 20,
+    status: FromQuery[Status | None] = None,
+    model: FromQuery[str | None] = None,
+    after: FromQuery[str | None] = None,
+    limit: Annotated[int, QueryParameter(ge=1, le=100)] = 20,
 ) -> JobList:
     """The caller's jobs, newest first, without results. Pass `last_id` as `after` for the next page.
 
@@ -140,7 +140,7 @@ async def list_jobs(
 
 
 @post("/v1/jobs/{job_id:str}/cancel", status_code=200, responses=REFUSALS)
-async def cancel_job(job_id: str, request: AnyRequest) -> JobView:
+async def cancel_job(job_id: FromPath[str], request: AnyRequest) -> JobView:
     """Ends a job at once, also a running one. Cancelling what has ended changes nothing."""
     gateway = gateway_of(request)
     job = await gateway.book.get(job_id, tenant_of(request))
@@ -148,7 +148,7 @@ async def cancel_job(job_id: str, request: AnyRequest) -> JobView:
 
 
 @delete("/v1/jobs/{job_id:str}", status_code=200, responses=REFUSALS)
-async def delete_job(job_id: str, request: AnyRequest) -> Deleted:
+async def delete_job(job_id: FromPath[str], request: AnyRequest) -> Deleted:
     """Forgets a finished job and its data."""
     gateway = gateway_of(request)
     job = await gateway.book.get(job_id, tenant_of(request))
@@ -161,7 +161,7 @@ async def delete_job(job_id: str, request: AnyRequest) -> Deleted:
 
 
 @get("/v1/jobs/{job_id:str}/timeline", responses=REFUSALS)
-async def get_timeline(job_id: str, request: AnyRequest) -> TimelineView:
+async def get_timeline(job_id: FromPath[str], request: AnyRequest) -> TimelineView:
     """Why the job took as long as it did."""
     gateway = gateway_of(request)
     job = await gateway.book.get(job_id, tenant_of(request))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from litestar import get
+from litestar.params import FromPath
 
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of
 from api_gateway.schemas.models import ModelList, ModelView
@@ -17,7 +18,7 @@ async def list_models(request: AnyRequest) -> ModelList:
 
 
 @get("/v1/models/{model:path}", responses=REFUSALS)
-async def get_model(model: str, request: AnyRequest) -> ModelView:
+async def get_model(model: FromPath[str], request: AnyRequest) -> ModelView:
     """One model. Its name may have slashes."""
     return _view(await gateway_of(request).cards.get(model.removeprefix("/")))
 
