@@ -93,6 +93,8 @@ def settle(state: DocumentState, document_id: str, results: Mapping[str, ItemRes
     A reduce all of whose children failed has nothing to join: it fails without a job. When the final item is settled,
     the document is finished.
     """
+    if state.is_finished:
+        return Settled(state, {}, [])
     tree = tree_for(state)
     items, usage = dict(state.items), state.usage
     failures, texts, settled = list(state.failures), {}, []
