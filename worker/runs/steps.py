@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from infra import keys
 from infra.blobs import Blobs
@@ -29,7 +29,7 @@ from worker.runs.text_models import TextModel, TextModels
 
 log = logging.getLogger(__name__)
 
-PAGE = 64  # documents looked at together
+PAGE = 16  # documents looked at together
 SPLIT_AHEAD = 4  # documents read before the window needs them
 SPLIT_AGAIN_SECONDS = 60.0  # a split that has not come by then was lost
 MAX_TRIES = 20  # of one compare-and-set; the next advance goes on
@@ -157,26 +157,30 @@ class RunSteps:
         """
         run_id = header.run.id
         room = self._window - len(await self._runs.in_flight(run_id))
-        num_ahead, num_fed, after = 0, 0, -1  # ahead: documents with work for the window's next room
-        while numbers := await self._runs.open_documents(run_id, limit=PAGE, after=after):
-            for document in await self._runs.documents(run_id, numbers):
-                if document.state.chunks is None:
-                    await self._have_split(header, document)
-                    num_ahead += 1
-                    continue
+        num_ahead, num_fed = 0, 0  # ahead: documents with work for the window's next room
+        async for document in self._open_documents(run_id):
+            if document.state.chunks is None:
+                await self._have_split(header, document)
+                num_ahead += 1
+            else:
                 ready = progress.ready_items(document.state)
                 taken = await self._feed_document(header, document, ready[: max(0, room)])
                 room, num_fed = room - taken, num_fed + taken
                 num_ahead += len(ready) > taken
-                if num_ahead >= SPLIT_AHEAD and room <= 0:
-                    break
             if num_ahead >= (SPLIT_AHEAD if room <= 0 else max(SPLIT_AHEAD, self._window)):
                 break
-            after = numbers[-1]
         if num_fed:
             now = await self._runs.header(run_id)
             if now is not None and now.is_finished:  # it ended while jobs were on their way into the queue
                 await self._clean_up(run_id)
+
+    async def _open_documents(self, run_id: str) -> AsyncIterator[Document]:
+        """Documents that are not finished, in order, read a page at a time."""
+        after = -1
+        while numbers := await self._runs.open_documents(run_id, limit=PAGE, after=after):
+            for document in await self._runs.documents(run_id, numbers):
+                yield document
+            after = numbers[-1]
 
     async def _have_split(self, header: RunHeader, document: Document) -> None:
         now_ms = await self._runs.now_ms()
