@@ -208,6 +208,19 @@ async def test_a_run_is_sent_one_step_for_its_notices_which_stay(jobs: RedisJobs
     assert await num_notices(jobs) == 2
 
 
+async def test_a_broker_that_is_down_holds_no_webhook_and_loses_no_step(jobs: RedisJobs, redis_url: str) -> None:
+    await end_job(jobs, run_item=RunItem(run_id="run-aaaaaaaa", item_id="map-0"))
+    async with Listener() as listener, dispatching(redis_url, quick(celery_url="redis://127.0.0.1:1/0")):
+        for count in range(1, 4):
+            await end_job(jobs, webhook=listener.url)
+            await listener.wait_for(count)
+        assert await num_notices(jobs) >= 1
+    server = Server(redis_url)
+    async with dispatching(redis_url):
+        await eventually(lambda: server.command("LLEN", KEY_PREFIX + QUEUE))
+    await server.close()
+
+
 async def test_open_runs_come_up_again_every_sweep(redis_url: str) -> None:
     runs, server = RedisRuns.open(redis_url), Server(redis_url)
     documents = [DocumentSource(id="a", name="a", blob="b")]

@@ -37,7 +37,8 @@ class StepRelay:
                 raise ValueError(f"notice {notice.id} names no run")
             by_run[notice.run_item.run_id].append(notice)
         for run_id, its_notices in by_run.items():
-            await self._advance(run_id, its_notices)
+            if not await self._try_advance(run_id, its_notices):
+                return
 
     async def look_at_clock(self, tell_end: Callable[[RunHeader], bool]) -> int:
         """Sends a step for each run whose time has come; returns how many came up.
@@ -49,16 +50,20 @@ class StepRelay:
         for run_id in due:
             header = await self._runs.header(run_id)
             if header is not None and (not header.is_finished or await self._runs.in_flight(run_id)):
-                await self._advance(run_id)
+                if not await self._try_advance(run_id):
+                    break
             elif header is None or not tell_end(header):
                 await self._runs.rest(run_id)
         return len(due)
 
-    async def _advance(self, run_id: str, notices: Sequence[Notice] = ()) -> None:
+    async def _try_advance(self, run_id: str, notices: Sequence[Notice] = ()) -> bool:
+        """False where the broker does not take steps now: the rest need not try, what was taken comes up again."""
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._sender.advance, run_id, notices)
         except OperationalError as error:
-            log.warning("run %s waits: its step cannot be sent: %s", run_id, error)
+            log.warning("run %s and others wait: their steps cannot be sent: %s", run_id, error)
+            return False
+        return True
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
