@@ -18,6 +18,7 @@ from infra.runs import RunHeader, RunStore
 from infra.runs.redis import RedisRuns
 from infra.settings import DispatcherSettings, StoreSettings
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 from worker.runs.app import StepSender, make_app
 from worker.runs.relay import StepRelay
 from worker.signals import Stopping
@@ -84,7 +85,11 @@ async def opened(store_settings: StoreSettings, settings: DispatcherSettings) ->
         stack.callback(relay.close)
         secret = settings.webhook_secret or await ledger.secret()
         wait_seconds = settings.notice_hide_seconds / 4  # the rest is for the try itself, and its writing down
-        courier = Courier(sender, ledger, slots, secrets=[secret], schedule=waits, wait_seconds=wait_seconds)
+        telemetry = Telemetry.start("dispatcher")
+        stack.callback(telemetry.close)
+        courier = Courier(
+            sender, ledger, slots, secrets=[secret], schedule=waits, wait_seconds=wait_seconds, telemetry=telemetry
+        )
         yield Dispatcher(store, runs, relay, courier, settings)
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from infra.telemetry import Attributes, Telemetry
 from worker.webhooks import signing
 from worker.webhooks.delivery import Sender
 from worker.webhooks.event import Message
@@ -40,7 +41,7 @@ class Courier:
     """Tells messages, each as often as its schedule says."""
 
     def __init__(self, sender: Sender, ledger: Ledger, slots: Slots, *, secrets: Sequence[str],
-                 schedule: list[float], wait_seconds: float) -> None:  # fmt: skip
+                 schedule: list[float], wait_seconds: float, telemetry: Telemetry) -> None:  # fmt: skip
         """A message waits at most `wait_seconds` for a slot before it is put back into the store."""
         self._sender = sender
         self._ledger = ledger
@@ -48,6 +49,7 @@ class Courier:
         self._schedule = schedule
         self._room = WaitingRoom(slots)
         self._wait_seconds = wait_seconds
+        self._telemetry = telemetry
 
     async def tell(self, message: Message) -> Done | Later:
         """One try, when the endpoint has a free slot.
@@ -62,18 +64,29 @@ class Courier:
             num_tries, fate = await self._ledger.begin_try(message)
             if fate is not Fate.OPEN:
                 return Done("known")
-            answer = await self._send(message)
+            answer = await self._send(message, num_tries)
             answered = isinstance(answer, Answered)
         finally:
             self._room.give_back(endpoint, answered=answered)
         decision = decide(answer, num_tries=num_tries, schedule=self._schedule, random=random.random())
         return await self._write_down(message, decision, num_tries)
 
-    async def _send(self, message: Message) -> Answer:
-        headers = signing.headers(message.id, int(time.time()), message.body, self._secrets)
-        if message.traceparent:
-            headers["traceparent"] = message.traceparent
-        return await self._sender.send(message.url, message.body, headers)
+    async def _send(self, message: Message, num_tries: int) -> Answer:
+        attributes: Attributes = {"messaging.message.id": message.id, "millstream.webhook.try": num_tries}
+        with self._telemetry.span(
+            f"deliver {message.type}", kind="client", parent=message.traceparent, attributes=attributes
+        ) as span:
+            headers = signing.headers(message.id, int(time.time()), message.body, self._secrets)
+            if span.traceparent:
+                headers["traceparent"] = span.traceparent
+            answer = await self._sender.send(message.url, message.body, headers)
+            if isinstance(answer, Answered):
+                span.set({"http.response.status_code": answer.status})
+                if answer.status >= 400:
+                    span.fail(str(answer.status))
+            else:
+                span.fail("no_answer")
+        return answer
 
     async def _write_down(self, message: Message, decision: Decision, num_tries: int) -> Done | Later:
         now_ms = time.time_ns() // 1_000_000
