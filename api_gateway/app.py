@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from infra.blobs import Blobs
 from litestar import Litestar, Router
 from litestar.datastructures import State
 from litestar.exceptions import HTTPException
@@ -19,6 +18,7 @@ from api_gateway.gateway import Gateway
 from api_gateway.observing import add_request_id, observe
 from api_gateway.routes import FOR_ANYONE, FOR_CALLERS
 from engine.errors import InvalidRequest
+from infra.blobs import Blobs
 from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings

@@ -63,7 +63,7 @@ def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any
 def _misfit(body: bytes, message: str, expected: Any) -> BadRequest:
     """Valid JSON that is not what the route takes."""
     where = _WHERE.search(message)
-    path = where["path"] if where else ""
+    path = where["path"].split("[...]")[0] if where else ""  # within a mapping, msgspec does not say where
     what = message[: where.start()] if where else message
     if field := _FIELD.match(what):
         name = f"{path}.{field['name']}" if path else field["name"]
@@ -86,7 +86,7 @@ def _is_struct(expected: Any) -> bool:
 
 def _value_at(body: bytes, path: str) -> Any:
     """What the body has at `path`; UNSET where the path does not say exactly where."""
-    if not path or "..." in path:
+    if not path:
         return msgspec.UNSET
     try:
         value: Any = msgspec.json.decode(body)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
+from litestar.routes import HTTPRoute
 
 from api_gateway.schemas.errors import ErrorBody, ErrorDetail
 from engine.errors import InvalidRequest
@@ -139,11 +142,22 @@ def on_invalid_request(request: AnyRequest, error: InvalidRequest) -> Response[E
 
 def on_http_exception(request: AnyRequest, error: HTTPException) -> Response[ErrorBody]:
     """What the framework refuses: unknown paths, wrong methods, bodies over the limit, bad query parameters."""
-    known = _framework_error(request, error)
-    response = on_millstream_error(request, known)
-    if allow := (error.headers or {}).get("Allow"):
-        response.headers["allow"] = allow
+    response = on_millstream_error(request, _framework_error(request, error))
+    if error.status_code == 405:
+        response.headers["allow"] = ", ".join(_methods_at(request))
     return response
+
+
+def _methods_at(request: AnyRequest) -> list[str]:
+    """What is answered at a path: the framework does not say."""
+    for route in request.app.routes:
+        pattern = "".join(
+            re.escape(f"/{part}") if isinstance(part, str) else "/.+" if part.type is Path else "/[^/]+"
+            for part in route.path_components
+        )
+        if isinstance(route, HTTPRoute) and re.fullmatch(pattern, request.url.path):
+            return sorted(route.methods)
+    return []
 
 
 def on_unexpected(request: AnyRequest, error: Exception) -> Response[ErrorBody]:

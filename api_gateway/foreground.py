@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 
 from litestar.types import Receive
@@ -56,10 +56,11 @@ class Foreground:
         """
         try:
             with self._watching(job_ids):
-                async for index, events in self._merged(job_ids):
-                    yield index, events
-                    if events and (failure := _failure_of_event(events[-1], job_ids[index])):
-                        raise failure
+                async with aclosing(self._merged(job_ids)) as merged:
+                    async for index, events in merged:
+                        yield index, events
+                        if events and (failure := _failure_of_event(events[-1], job_ids[index])):
+                            raise failure
         except (JobFailed, JobCancelled, JobExpired):
             await self.abandon(job_ids)
             raise

@@ -6,8 +6,6 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
-from infra.blobs import Blobs
-
 from api_gateway.admission import Admission
 from api_gateway.auth import Keyring
 from api_gateway.cards import Cards
@@ -18,6 +16,7 @@ from api_gateway.job_book import JobBook
 from api_gateway.metrics import Metrics
 from api_gateway.tasks import end
 from api_gateway.token_counter import TokenCounter
+from infra.blobs import Blobs
 from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings

@@ -48,7 +48,9 @@ def _text(content: str | list[dict[str, Any]] | None, where: str) -> str:
 def _part_text(part: dict[str, Any], where: str) -> str:
     kind, text = part.get("type"), part.get("text")
     if kind != "text":
-        raise NotSupported(f"{where}.type: {str(kind)[:80]!r} is not supported; send parts of type text", param=where)
+        raise NotSupported(
+            f"{where}.type: {str(kind)[:80]!r} is not supported; send parts of type text", param=f"{where}.type"
+        )
     if not isinstance(text, str):
         raise BadRequest(f"{where}.text is missing; a part of type text has one", param=f"{where}.text")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from litestar import Response, post
@@ -20,7 +21,9 @@ ROUTE = "POST /v1/chat/completions"
 
 
 @post("/v1/chat/completions", status_code=200, responses=REFUSALS)
-async def create_chat_completion(data: JSONBody[ChatRequest], request: AnyRequest) -> Response[ChatCompletion] | Response[Any]:
+async def create_chat_completion(
+    data: JSONBody[ChatRequest], request: AnyRequest
+) -> Response[ChatCompletion] | Response[Any]:
     """Answers a conversation. The answer's id holds the job's: `chatcmpl-<job id>`."""
     gateway, has_usage = gateway_of(request), wants_usage_chunk(data)
     [job] = await admit(request, [chat_ask(data)], ROUTE)
@@ -34,7 +37,8 @@ async def create_chat_completion(data: JSONBody[ChatRequest], request: AnyReques
 
 async def _frames(request: AnyRequest, job: Job, chunks: ChatChunks) -> AsyncGenerator[list[bytes], None]:
     last: Event | None = None
-    async for _, events in gateway_of(request).foreground.events([job.id]):
-        yield [frame(chunk) for event in events for chunk in chunks.of(event)]
-        last = events[-1] if events else last
+    async with aclosing(gateway_of(request).foreground.events([job.id])) as batches:
+        async for _, events in batches:
+            yield [frame(chunk) for event in events for chunk in chunks.of(event)]
+            last = events[-1] if events else last
     yield [frame(chunk) for chunk in chunks.last((last and last.body.usage) or Usage())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from litestar import Response, post
@@ -20,7 +21,9 @@ ROUTE = "POST /v1/completions"
 
 
 @post("/v1/completions", status_code=200, responses=REFUSALS)
-async def create_completion(data: JSONBody[CompletionRequest], request: AnyRequest) -> Response[Completion] | Response[Any]:
+async def create_completion(
+    data: JSONBody[CompletionRequest], request: AnyRequest
+) -> Response[Completion] | Response[Any]:
     """Continues one or several prompts: texts or token ids. The answer's id holds the first job's: `cmpl-<job id>`."""
     gateway, has_usage, n = gateway_of(request), wants_usage_chunk(data), data.n or 1
     jobs = await admit(request, completion_asks(data), ROUTE)
@@ -38,7 +41,8 @@ async def _frames(
     request: AnyRequest, job_ids: list[str], chunks: CompletionChunks
 ) -> AsyncGenerator[list[bytes], None]:
     usages: list[Usage] = []
-    async for index, events in gateway_of(request).foreground.events(job_ids):
-        yield [frame(chunk) for event in events for chunk in chunks.of(index, event)]
-        usages += [event.body.usage for event in events if event.is_last and event.body.usage is not None]
+    async with aclosing(gateway_of(request).foreground.events(job_ids)) as batches:
+        async for index, events in batches:
+            yield [frame(chunk) for event in events for chunk in chunks.of(index, event)]
+            usages += [event.body.usage for event in events if event.is_last and event.body.usage is not None]
     yield [frame(chunk) for chunk in chunks.last(usages)]

@@ -9,7 +9,6 @@ from litestar import Response, get
 from litestar.params import FromPath, QueryParameter
 
 from api_gateway.errors import GatewayClosing, detail_of
-from api_gateway.event_hub import Reader
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of, tenant_of
 from api_gateway.schemas.errors import ErrorBody
 from api_gateway.sse import KEEPALIVE, EventStream, frame
@@ -56,31 +55,22 @@ async def _first_events(request: AnyRequest, job: Job, after: int) -> list[Event
 
 async def _frames(request: AnyRequest, job: Job, after: int, first: list[Event]) -> AsyncGenerator[bytes, None]:
     gateway = gateway_of(request)
-    for event in first:
-        yield _frame(event)
+    if first:
+        yield b"".join(map(_frame, first))
     if first and first[-1].is_last:
         return
     position = first[-1].sequence_number if first else after
-    with gateway.hub.follow(job.id, after=position, ends_early=True) as reader:
-        async for piece in _followed(reader, gateway.settings.keepalive_seconds):
-            yield piece
-
-
-async def _followed(reader: Reader, keepalive_seconds: float) -> AsyncGenerator[bytes, None]:
-    while True:
-        try:
-            events = await reader.next(timeout=keepalive_seconds)
-        except GatewayClosing:
-            return  # the client comes back, to another gateway, and goes on from its last event
-        except MillstreamError as error:
-            yield frame(ErrorBody(error=detail_of(error)), event="error")
-            return
-        if not events:
-            yield KEEPALIVE
-        for event in events:
-            yield _frame(event)
-        if events and events[-1].is_last:
-            return
+    try:
+        with gateway.hub.follow(job.id, after=position, ends_early=True) as reader:
+            while True:
+                events = await reader.next(timeout=gateway.settings.keepalive_seconds)
+                yield b"".join(map(_frame, events)) or KEEPALIVE
+                if events and events[-1].is_last:
+                    return
+    except GatewayClosing:
+        return  # the client comes back, to another gateway, and goes on from its last event
+    except MillstreamError as error:
+        yield frame(ErrorBody(error=detail_of(error)), event="error")
 
 
 def _frame(event: Event) -> bytes:

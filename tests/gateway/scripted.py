@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from api_gateway.tasks import end
@@ -29,6 +30,15 @@ LEASE_SECONDS = 30.0
 def text_of(num_tokens: int) -> str:
     """What the worker answers in so many tokens."""
     return "".join(WORDS[index % len(WORDS)] for index in range(num_tokens))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits, not for ever, until something has come about."""
+    for _ in range(3000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came about")
 
 
 @dataclass

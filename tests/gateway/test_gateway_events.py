@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 from conftest import ALIAS, Running
-from scripted import ScriptedWorker, text_of
+from scripted import ScriptedWorker, text_of, until
 
 NUM_TOKENS = 30
 JOB = {"model": ALIAS, "input": "hello", "params": {"max_tokens": NUM_TOKENS}}
@@ -67,8 +67,7 @@ async def test_events_before_during_and_after_the_run(running: Running, worker: 
     before = asyncio.create_task(frames(running.client, f"/v1/jobs/{job_id}/events"))
     await asyncio.sleep(0.3)  # the stream is silent, and kept alive
     worker.gate.set()
-    while worker.num_tokens_emitted < 5:
-        await asyncio.sleep(0.001)
+    await until(lambda: worker.num_tokens_emitted >= 5)
     during = asyncio.create_task(frames(running.client, f"/v1/jobs/{job_id}/events"))
     assert_whole(await before)
     assert_whole(await during)
@@ -114,13 +113,11 @@ async def test_many_clients_of_one_job_all_get_everything(running: Running, work
     job_id = await submit(running)
     async with running.api(limits=httpx.Limits(max_connections=None)) as client:
         streams = [asyncio.create_task(frames(client, f"/v1/jobs/{job_id}/events")) for _ in range(20)]
-        while running.gateway.hub.num_readers < 20:
-            await asyncio.sleep(0.01)
+        await until(lambda: running.gateway.hub.num_readers >= 20)
         worker.gate.set()
         for stream in streams:
             assert_whole(await stream)
-    while running.gateway.hub.num_readers:
-        await asyncio.sleep(0.01)
+    await until(lambda: not running.gateway.hub.num_readers)
 
 
 async def test_many_jobs_at_once_are_never_mixed(running: Running, worker: ScriptedWorker) -> None:
@@ -169,8 +166,7 @@ async def test_shutdown_ends_streams_and_leaves_jobs(
     other = await more_gateways()
     async with running.api(limits=httpx.Limits(max_connections=None)) as client:
         streams = [asyncio.create_task(frames(client, f"/v1/jobs/{job_id}/events")) for job_id in ids]
-        while running.gateway.hub.num_readers < 20 or len(worker.claimed) < 20:
-            await asyncio.sleep(0.01)
+        await until(lambda: running.gateway.hub.num_readers == len(worker.claimed) == 20)
         running.server.should_exit = True
         firsts = [await stream for stream in streams]
     worker.gate.set()

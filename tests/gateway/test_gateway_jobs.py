@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from conftest import ALIAS, Running
-from scripted import ScriptedWorker, text_of
+from scripted import ScriptedWorker, text_of, until
 
 JOB = {"model": ALIAS, "input": "hello"}
 
@@ -64,8 +64,7 @@ async def test_cancel_ends_a_running_job_and_is_idempotent(running: Running, wor
     worker.gate.clear()
     worker.hold_at = 3
     job_id = (await running.client.post("/v1/jobs", json=JOB)).json()["id"]
-    while worker.num_tokens_emitted < 3:
-        await asyncio.sleep(0.01)
+    await until(lambda: worker.num_tokens_emitted >= 3)
     for _ in range(2):
         job = (await running.client.post(f"/v1/jobs/{job_id}/cancel")).json()
         assert job["status"] == "cancelled"
