@@ -17,6 +17,7 @@ from millstream.client.retry import MAX_TRIES, delay_before_retry
 from millstream.client.sse import SseParser
 
 NO_CONTENT = 204
+_STEADY_SECONDS = 10.0  # a connection that held for so long was a good one
 
 _LAST_TYPES = frozenset(f"job.{status}" for status in TERMINAL)
 _PASSING = frozenset({429, 502, 503, 504})
@@ -26,22 +27,23 @@ def stream_events(caller: Caller, job_id: str, *, after: int, patience_seconds: 
     """Events with numbers above `after`, up to the one that ends the job.
 
     A connection that breaks, or is ended by a gateway that shuts down, is made anew from the last event received.
-    Raises BrokenStream once nothing has come for `patience_seconds`, ApiError (410) where the log has expired.
+    Raises BrokenStream where that fails for `patience_seconds`, ApiError (410) where the log has expired.
     """
     num_breaks = 0
-    last_progress = time.monotonic()
+    broken_since: float | None = None
     while True:
+        contact = _Contact()
         try:
             with caller.stream(f"/v1/jobs/{job_id}/events", headers=_headers(after)) as response:
                 if response.status_code == NO_CONTENT:  # nothing comes after that number
                     return
-                for event in _events(response):
+                for event in _events(contact.noting(response.iter_raw())):
                     if event.sequence_number <= after:
                         continue
                     if event.sequence_number > after + 1:
                         raise _BrokenOff(f"event {after + 1} is missing before {event.sequence_number}")
                     after = event.sequence_number
-                    num_breaks, last_progress = 0, time.monotonic()
+                    num_breaks, broken_since = 0, None
                     yield event
                     if event.type in _LAST_TYPES:
                         return
@@ -53,12 +55,31 @@ def stream_events(caller: Caller, job_id: str, *, after: int, patience_seconds: 
                 raise
             reason = error.message
         num_breaks += 1
-        if time.monotonic() - last_progress > patience_seconds:
+        now = time.monotonic()
+        if broken_since is None or contact.held_seconds > _STEADY_SECONDS:
+            broken_since = now
+        if now - broken_since > patience_seconds:
             raise BrokenStream(
                 f"the events of {job_id} broke off after number {after} ({reason}) and could not be resumed within "
                 f"{patience_seconds:g} s"
             )
         time.sleep(delay_before_retry(min(num_breaks, MAX_TRIES - 1)) or 0.0)
+
+
+class _Contact:
+    """How long a connection carried something, be it keepalives of a job that waits in the queue."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+
+    @property
+    def held_seconds(self) -> float:
+        return self._last - self._began
+
+    def noting(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._last = time.monotonic()
+            yield chunk
 
 
 class _BrokenOff(Exception):
@@ -70,9 +91,9 @@ def _headers(after: int) -> dict[str, str]:
     return accept | {"last-event-id": str(after)} if after >= 0 else accept
 
 
-def _events(response: httpx.Response) -> Iterator[EventView]:
+def _events(chunks: Iterator[bytes]) -> Iterator[EventView]:
     parser = SseParser()
-    for chunk in response.iter_raw():
+    for chunk in chunks:
         for event in parser.feed(chunk):
             if event.event == "error":  # the gateway cannot go on, and says why
                 raise _BrokenOff(msgspec.json.decode(event.data, type=ErrorBody).error.message)

@@ -129,6 +129,14 @@ class Stack:
         for child in self.children:
             child.kill()
 
+    @property
+    def pids(self) -> list[int]:
+        """Of every process of the tree but this one."""
+        pids = [child.pid for child in self.children]
+        if self.server is not None:
+            pids.append(self.server.pid)
+        return [pid for pid in pids if pid is not None]
+
     def _serve_store(self) -> None:
         """Starts the embedded server, unless the settings name another."""
         if self.store.redis_url is None:
