@@ -27,6 +27,7 @@ class EngineConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: the device's best; float32 on CPU
+    cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
     max_model_len: int | None = None  # tokens of context; None: the model's own
     num_threads: int | None = None  # of the CPU's arithmetic; None: one for each core
 
@@ -106,6 +107,7 @@ class ModelInfo:
     tokenizer_digest: str
     dtype: str
     device: str
+    kernels: str  # which arithmetic: part of the numerics profile
     chat_template: str | None = None
 
 

@@ -163,6 +163,7 @@ def load_fake(config: EngineConfig, *, verify_kv: bool = False) -> LoadedModel:
         tokenizer_digest="fake-bytes-1",
         dtype="none",
         device="none",
+        kernels="fake-1",
         chat_template=_CHAT_TEMPLATE,
     )
     with TemporaryDirectory() as folder:

@@ -15,13 +15,15 @@ from engine.logprobs import position_logprobs
 from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config
-from engine.models.weights import load_weights
+from engine.models.native import NativeDecoder, why_not
+from engine.models.weights import DecoderWeights, load_weights
 from engine.plan import Plan, PositionLogprobs, Row, StepResult
 from engine.sampler import Draw, sample
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
 from engine.weights.digest import tokenizer_digest, weights_digest
 from engine.weights.safetensors import Checkpoint
+from kernels.cpu.build import BuildUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | NativeDecoder,
         max_model_len: int,
         block_size: int,
         num_kv_blocks: int,
@@ -108,7 +110,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     max_model_len = _max_model_len(config, decoder_fields)
     dtype = _dtype(config, fields, device)
     weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device)
-    decoder = Decoder(decoder_fields, weights, max_model_len, device)
+    decoder = _decoder(decoder_fields, weights, max_model_len, device, config)
     bytes_per_block = block_bytes(decoder_fields, config.block_size, dtype)
     runner = TorchRunner(
         decoder,
@@ -132,9 +134,27 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             tokenizer_digest=tokenizer_digest(folder),
             dtype=str(dtype).removeprefix("torch."),
             device=str(device),
+            kernels=decoder.kernels,
             chat_template=tokenizer.chat_template_source,
         ),
     )
+
+
+def _decoder(
+    fields: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device, config: EngineConfig
+) -> Decoder | NativeDecoder:
+    """The native path where it can run the model and is wanted, else torch; the log says why."""
+    reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
+    if reason is None:
+        try:
+            return NativeDecoder(fields, weights, max_model_len, config.num_threads)
+        except BuildUnavailable as error:
+            reason = f"cannot be built: {error}"
+            log.warning("torch computes, several times slower: the native CPU path %s", reason)
+    if config.cpu_kernels == "native":
+        raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
+    log.info("torch computes: the native CPU path %s", reason)
+    return Decoder(fields, weights, max_model_len, device)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -164,7 +184,9 @@ def _max_model_len(config: EngineConfig, decoder_fields: DecoderConfig) -> int:
     return wanted
 
 
-def _num_blocks(decoder: Decoder, config: EngineConfig, bytes_per_block: int, dtype: torch.dtype) -> int:
+def _num_blocks(
+    decoder: Decoder | NativeDecoder, config: EngineConfig, bytes_per_block: int, dtype: torch.dtype
+) -> int:
     """Blocks that fit the byte budget: the one given, 1 GiB on CPU, what a profiling forward leaves on GPU."""
     if config.kv_cache_memory_bytes is not None:
         budget = config.kv_cache_memory_bytes
@@ -178,7 +200,7 @@ def _num_blocks(decoder: Decoder, config: EngineConfig, bytes_per_block: int, dt
     return num_blocks
 
 
-def _profiled_budget(decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> int:
+def _profiled_budget(decoder: Decoder | NativeDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
     """GPU bytes left under `gpu_memory_utilization` after the largest step's peak."""
     num_tokens = config.max_num_batched_tokens
     num_blocks = -(-num_tokens // config.block_size)

@@ -30,7 +30,7 @@ def profile_of(info: ModelInfo) -> str:
     The weights come first (`translate.weights_of`): jobs are never continued across them.
     """
     device = info.device.partition(":")[0]
-    return f"weights={info.weights_digest};device={device};dtype={info.dtype};kernels=1;tp=1"
+    return f"weights={info.weights_digest};device={device};dtype={info.dtype};kernels={info.kernels};tp=1"
 
 
 def tokenizer_blob(info: ModelInfo) -> str:

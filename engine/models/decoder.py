@@ -20,6 +20,8 @@ from kernels.silu_mul import dispatch as silu_mul
 class Decoder:
     """Weights and the chosen kernels. `choices` says for each op what runs and why."""
 
+    kernels = "torch-1"  # changes whenever the arithmetic does
+
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device
     ) -> None:

@@ -44,6 +44,8 @@ def why_not(config: DecoderConfig, weights: DecoderWeights, device: torch.device
 class NativeDecoder:
     """Weights packed for the native path, and its threads. Raises BuildUnavailable where it cannot be compiled."""
 
+    kernels = "native-1"  # changes whenever the arithmetic does; the instruction set does not matter
+
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, num_threads: int | None
     ) -> None:
