@@ -39,7 +39,7 @@ class BlockTables:
         self.num_swapped_out = 0  # blocks ever copied to the host
         self.num_swapped_in = 0
         self._copies: list[_Copy] = []
-        self._swap_out: list[BlockMove] = []
+        self._swap_out: dict[int, int] = {}  # host slot -> block; a slot that is given anew takes the newer content
         self._swap_in: list[BlockMove] = []
         self._left: list[Sequence] = []  # swapped out by this plan
         self._came: list[Sequence] = []  # with blocks that this plan reads from the host
@@ -52,12 +52,13 @@ class BlockTables:
         if self.cache.second_tier:
             slot = self.host.try_cache(content_hash)
             if slot is not None:
-                self._swap_out.append(BlockMove(block, slot))
+                self._swap_out[slot] = block
                 self._evicted.append(content_hash)
 
     def take_moves(self) -> tuple[list[BlockMove], list[BlockMove], list[BlockMove]]:
         """(copies, swap_out, swap_in) of the plan in the making."""
-        return [copy.move for copy in self._copies], self._swap_out.copy(), self._swap_in.copy()
+        swap_out = [BlockMove(block, slot) for slot, block in self._swap_out.items()]
+        return [copy.move for copy in self._copies], swap_out, self._swap_in.copy()
 
     def num_short(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks missing from the available ones for the sequence to start and reach `num_tokens`; 0 or less: none."""
@@ -94,7 +95,7 @@ class BlockTables:
     def try_grow(self, sequence: Sequence, end: int) -> bool:
         """Makes positions num_computed_tokens..end writable; False, nothing changed, where blocks are missing."""
         table = sequence.block_table
-        copies = self._needs_copy(sequence)
+        copies = self.must_copy(sequence)
         needed = copies + max(0, self.pool.num_blocks_for(end) - len(table))
         if needed == 0:
             return True
@@ -110,9 +111,17 @@ class BlockTables:
         table += blocks
         return True
 
+    def must_copy(self, sequence: Sequence) -> bool:
+        """Whether the next write would go into a block that others hold, too."""
+        index, offset = divmod(sequence.num_computed_tokens, self.pool.block_size)
+        if not offset:
+            return False
+        block = sequence.block_table[index]
+        return self.pool.ref_count(block) - self._sources[block] > 1
+
     def reach(self, sequence: Sequence) -> int:
         """The furthest position that `try_grow` could make writable now."""
-        num_new = self.pool.num_available - self._needs_copy(sequence)
+        num_new = self.pool.num_available - self.must_copy(sequence)
         if num_new < 0:
             return sequence.num_computed_tokens
         return (len(sequence.block_table) + num_new) * self.pool.block_size
@@ -154,7 +163,7 @@ class BlockTables:
             assert pinned is not None
             slot, is_new = pinned
             if is_new:
-                self._swap_out.append(BlockMove(block, slot))
+                self._swap_out[slot] = block
         self.pool.release(sequence.block_table)
         sequence.block_table = []
         sequence.host_keys = keys
@@ -170,13 +179,13 @@ class BlockTables:
             self._unpin(key)
         self._forget_moves()
 
-    def abandon(self) -> tuple[list[Sequence], list[Sequence]]:
-        """Whether the plan's moves were done is unknown. Undoes them and returns the sequences that they touched:
-        those whose blocks are lost, all released, and those that still must copy a block before they write it.
+    def abandon(self) -> list[Sequence]:
+        """Whether the plan's moves were done is unknown: undoes them.
+
+        Returns the sequences whose blocks are lost, all released. Others may have to copy a block again.
         """
-        must_copy = [copy.sequence for copy in self._copies]
-        for sequence in must_copy:
-            self._undo_copy(sequence)
+        for copy in self._copies.copy():
+            self._undo_copy(copy.sequence)
         lost = [*self._left, *self._came]
         for sequence in lost:
             for key in sequence.host_keys:
@@ -188,7 +197,7 @@ class BlockTables:
         for content_hash in self._evicted:
             self.host.forget(content_hash)
         self._forget_moves()
-        return lost, must_copy
+        return lost
 
     def num_unused_slots(self, sequences: Iterable[Sequence]) -> int:
         """Allocated token slots that hold nothing: the tails of last blocks, a shared block counted once."""
@@ -231,14 +240,6 @@ class BlockTables:
             assert slot is not None
             self._swap_in.append(BlockMove(slot, block))
         return blocks
-
-    def _needs_copy(self, sequence: Sequence) -> int:
-        """1 where the next write would go into a block that others hold, too."""
-        index, offset = divmod(sequence.num_computed_tokens, self.pool.block_size)
-        if not offset:
-            return 0
-        block = sequence.block_table[index]
-        return int(self.pool.ref_count(block) - self._sources[block] > 1)
 
     def _undo_copy(self, sequence: Sequence) -> None:
         for copy in [copy for copy in self._copies if copy.sequence is sequence]:

@@ -46,10 +46,12 @@ class LLM:
         config: EngineConfig | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Loads a model by alias, folder, hub id or s3:// URL; `fake` is the deterministic stand-in.
 
-        Raises ModelLoadError or InvalidConfig. `clock` gives seconds and never goes back.
+        Raises ModelLoadError or InvalidConfig. `clock` gives seconds and never goes back;
+        `wall_clock` is the Unix time that deadlines are given in.
         """
         self.config = config or EngineConfig()
         loaded = model if isinstance(model, LoadedModel) else _load(model, self.config)
@@ -58,8 +60,9 @@ class LLM:
         self.tokenizer = loaded.tokenizer
         self.info = replace(loaded.info, max_model_len=min(loaded.info.max_model_len, num_slots))
         if num_slots < loaded.info.max_model_len:
-            log.warning("the KV pool of %d tokens bounds the context of %d", num_slots, loaded.info.max_model_len)
+            log.info("the KV pool of %d tokens bounds the context of %d", num_slots, loaded.info.max_model_len)
         self._clock = clock
+        self._wall_clock = wall_clock
         self._costs = StepCosts(seconds_per_block_copy=_measured_copy(runner, clock))
         self._scheduler = Scheduler(
             self.config,
@@ -242,7 +245,7 @@ class LLM:
             msgspec.structs.replace(params, seed=seed),
             seed,
             arrival=now,
-            deadline=None if params.deadline is None else now + (params.deadline - time.time()),
+            deadline=None if params.deadline is None else now + (params.deadline - self._wall_clock()),
             bad_word_token_ids=bad_word_ids(params.bad_words or [], self.tokenizer),
             eos_token_ids=eos,
             stop_token_ids=eos | frozenset(params.stop_token_ids),

@@ -131,15 +131,14 @@ class Scheduler:
         be executed at once, whole or in parts, and committed.
         """
         self._take_from_flight(plan)
-        lost, must_copy = self.roster.tables.abandon()
-        for sequence in lost:
+        tables = self.roster.tables
+        for sequence in tables.abandon():
             self.roster.lose_blocks(sequence)
-        held_back = set(map(id, must_copy))
-        self._needy += [row for row in self.roster.running.decoding if id(row.sequence) in held_back]
+        self._needy += [row for row in self.roster.running.decoding if tables.must_copy(row.sequence)]
 
         def remain(rows: list[Row]) -> list[Row]:
             running = [row for row in rows if row.sequence.state is SequenceState.RUNNING]
-            return [row for row in running if id(row.sequence) not in held_back]
+            return [row for row in running if not tables.must_copy(row.sequence)]
 
         decodes, chunks = remain(plan.rows[: plan.num_decodes]), remain(plan.rows[plan.num_decodes :])
         self._in_flight = Plan(plan.step_index, decodes + chunks, len(decodes))

@@ -1,0 +1,133 @@
+"""Random schedules: arrivals, aborts, forks, tiny pools, swaps, failing steps; every invariant holds throughout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import invariants
+import pytest
+from engine_harness import WALL_TIME, Harness, alone
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from engine.errors import InvalidRequest
+
+MAX_LEN = 120
+
+configs = st.fixed_dictionaries(
+    {
+        "block_size": st.sampled_from([8, 16]),
+        "num_kv_blocks": st.integers(4, 30),
+        "num_host_slots": st.sampled_from([0, 1, 6, 40]),
+        "max_num_seqs": st.integers(1, 6),
+        "max_num_batched_tokens": st.integers(6, 60),
+        "preemption_mode": st.sampled_from(["auto", "recompute", "swap"]),
+        "scheduling_policy": st.sampled_from(["fcfs", "priority", "deadline", "fair"]),
+        "enable_prefix_caching": st.booleans(),
+        "enable_host_prefix_cache": st.booleans(),
+        "max_step_seconds": st.sampled_from([None, 0.05]),
+    }
+)
+requests = st.fixed_dictionaries(
+    {
+        "family": st.integers(0, 2),  # prompts of a family share their beginning
+        "num_shared": st.integers(0, 40),
+        "num_own": st.integers(1, 30),
+        "n": st.sampled_from([1, 1, 1, 2, 3, 5]),
+        "max_tokens": st.integers(1, 40),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "seed": st.integers(0, 3),
+        "stop": st.sampled_from([(), (), ("e",), ("st", "ta ")]),
+        "min_tokens": st.sampled_from([0, 0, 3]),
+        "logprobs": st.sampled_from([None, None, 2]),
+        "prompt_logprobs": st.sampled_from([None, None, 1]),
+        "priority": st.integers(-2, 2),
+        "deadline": st.sampled_from([None, WALL_TIME + 1, WALL_TIME + 100]),
+        "tenant": st.sampled_from(["a", "b"]),
+        "salt": st.sampled_from(["", "s"]),
+        "num_emitted": st.sampled_from([None, None, 0, 1, 7, 1000]),
+    }
+)
+
+
+class Schedules(RuleBasedStateMachine):
+    @initialize(config=configs)
+    def start(self, config: dict[str, Any]) -> None:
+        config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
+        config["enable_host_prefix_cache"] &= config["enable_prefix_caching"] and config["num_host_slots"] > 0
+        self.harness = Harness(max_model_len=MAX_LEN, **config)
+        self.max_len = self.harness.llm.info.max_model_len
+        self.given: dict[str, tuple[Any, list[list[int]] | None]] = {}
+        self.aborted: set[str] = set()
+
+    @rule(request=requests)
+    def add(self, request: dict[str, Any]) -> None:
+        family, num_shared, num_own, num_emitted = (
+            request.pop(name) for name in ("family", "num_shared", "num_own", "num_emitted")
+        )
+        request_id = f"r{len(self.given)}"
+        own = [(17 * i + 31 * len(self.given)) % 251 for i in range(num_own)]
+        prompt = [(7 * family + i) % 251 for i in range(num_shared)] + own
+        where = {name: request.pop(name) for name in ("tenant", "salt")}
+        request["min_tokens"] = min(request["min_tokens"], request["max_tokens"])
+        if len(prompt) >= self.max_len:
+            with pytest.raises(InvalidRequest, match="prompt"):
+                self.harness.add(request_id, prompt, **{**request, "stop": list(request["stop"])})
+            return
+        expected = alone(tuple(prompt), max_model_len=self.max_len, **request)
+        emitted = None
+        if num_emitted is not None:  # choices stand at different places, some at their end
+            emitted = [choice.token_ids[: num_emitted + 3 * choice.index] for choice in expected.choices]
+        given = {**request, **where, "stop": list(request["stop"]), "emitted": emitted}
+        self.harness.add(request_id, prompt, **given)
+        self.given[request_id] = (expected, emitted)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.harness.step()
+
+    @precondition(lambda self: getattr(self, "given", None))
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.given)))
+        delta = self.harness.llm.abort(request_id)
+        if delta is not None:
+            assert delta.finished
+            self.harness.take([delta])
+            self.aborted.add(request_id)
+        invariants.conservation(self.harness.scheduler)
+
+    @rule(where=st.sampled_from(["before", "after"]))
+    def fail_the_next_step(self, where: str) -> None:
+        self.harness.runner.fail_next = where
+
+    def teardown(self) -> None:
+        if not hasattr(self, "harness"):
+            return
+        num_tokens = sum(
+            sum(len(c.token_ids) for c in expected.choices) + MAX_LEN for expected, _ in self.given.values()
+        )
+        self.harness.run(max_steps=20 * num_tokens + 100)
+        invariants.nothing_is_held(self.harness.scheduler)
+        assert sorted(self.harness.finished) == sorted(self.given)
+        for request_id, (expected, emitted) in self.given.items():
+            invariants.each_thing_told_once(self.harness.deltas[request_id])
+            if request_id not in self.aborted and request_id in self.harness.collectors:
+                invariants.outputs_equal_alone(self.harness.output(request_id), expected, emitted=emitted)
+
+
+_quiet = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+def test_random_schedules() -> None:
+    run_state_machine_as_test(
+        Schedules, settings=settings(max_examples=60, stateful_step_count=30, derandomize=True, **_quiet)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_thousands_of_random_schedules() -> None:
+    run_state_machine_as_test(Schedules, settings=settings(max_examples=5000, stateful_step_count=60, **_quiet))
