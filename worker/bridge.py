@@ -203,7 +203,8 @@ class Bridge:
     def _fail(self, attempt: Attempt, failure: Failure, message: str, *, param: str | None = None) -> None:
         if attempt.phase in (Phase.ENDING, Phase.OVER):
             return
-        log.warning("%s: %s: %s", attempt.hold, failure, message)
+        told = "" if failure is Failure.REQUEST else message  # a caller's own words stay out of the log
+        log.warning("%s failed: %s %s", attempt.request_id, failure, told)
         match decide(failure, attempt.num_retries, jitter=random.random()):
             case Fail(code):
                 error = JobError(code=code, message=message, param=param)

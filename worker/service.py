@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 BEAT_SECONDS = 1.0
 ENGINE_STOP_SECONDS = 4.0
+CANCEL_SECONDS = 0.5
 
 OpenStore = Callable[[], Coroutine[Any, Any, JobStore]]
 
@@ -123,25 +124,23 @@ class Worker:
         await card.put()
         metrics = Metrics(alias, lambda: self.stats)
         with metrics.served(self._settings.metrics_port):
-            async with asyncio.TaskGroup() as group:
-                bridge = self.bridge = self._bridge(store, llm, Observers([metrics]), group)
-                consumer = self._consumer(store, bridge, alias, profile_of(llm.info))
-                self._leases.start()
-                try:
-                    for work in (self._beat(), self._watch_engine(), card.refresh(), consumer.listen()):
-                        self._spawn(group, work)
-                    claiming = group.create_task(consumer.claim_until_stopped())
-                    print(f"worker ready: alias={alias} lane={lane} in {time.monotonic() - began:.1f} s", flush=True)
-                    await self._until_stopped(stopping)
-                    consumer.stop()
-                    await claiming
-                    await drain(bridge, drain_seconds=self._settings.drain_seconds, hurry=stopping.hurry)
-                finally:
-                    await asyncio.to_thread(self._leases.stop)
-                for task in self._tasks:
-                    task.cancel()
+            bridge = self.bridge = self._bridge(store, llm, Observers([metrics]))
+            consumer = self._consumer(store, bridge, alias, profile_of(llm.info))
+            self._leases.start()
+            try:
+                for work in (self._beat(), self._watch_engine(), card.refresh(), consumer.listen()):
+                    self._spawn(work)
+                claiming = self._spawn(consumer.claim_until_stopped())
+                print(f"worker ready: alias={alias} lane={lane} in {time.monotonic() - began:.1f} s", flush=True)
+                await self._until_stopped(stopping)
+                consumer.stop()
+                await asyncio.wait([claiming])
+                await drain(bridge, drain_seconds=self._settings.drain_seconds, hurry=stopping.hurry)
+            finally:
+                await asyncio.to_thread(self._leases.stop)
+                await self._end_tasks()
 
-    def _bridge(self, store: JobStore, llm: LLM, observer: Observer, group: asyncio.TaskGroup) -> Bridge:
+    def _bridge(self, store: JobStore, llm: LLM, observer: Observer) -> Bridge:
         return Bridge(
             store=store,
             engine=self._engine,
@@ -150,7 +149,7 @@ class Worker:
             tokenizer=llm.tokenizer,
             profile=profile_of(llm.info),
             observer=observer,
-            spawn=lambda work: self._spawn(group, work),
+            spawn=self._spawn,
             flush_seconds=self._settings.flush_seconds,
             bell=self._bell,
         )
@@ -167,11 +166,25 @@ class Worker:
             bell=self._bell,
         )
 
-    def _spawn(self, group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-        """Runs beside everything else; what it raises ends the worker, and the worker's end cancels it."""
-        task = group.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Runs beside everything else; what it raises stops the worker, and the worker's end cancels it."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._break(error)
+
+        task = self._loop.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(done)
+        return task
+
+    async def _end_tasks(self) -> None:
+        """Cancels what still runs, again and again: a library may swallow a cancellation that comes at a bad moment."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=CANCEL_SECONDS)
 
     async def _until_stopped(self, stopping: Stopping) -> None:
         """Returns when told to, or when a part broke: then there is nothing to wait for."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from worker_aids import FaultyStore, until
+from worker_aids import Faults, FaultyStore, until
 
 from infra.contracts import Claim, Hold, JobSpec, Kind, NewJob
 from infra.keys import new_job_id
@@ -43,7 +43,8 @@ class Keeping:
 
     def __init__(self) -> None:
         self.store = MemoryJobs()
-        self.faulty = FaultyStore(self.store.another())
+        self.faults = Faults()
+        self.faulty = FaultyStore(self.store.another(), self.faults)
         self.heard = Heard()
         self.is_stalled = False
 
@@ -61,8 +62,8 @@ class Keeping:
 
     async def renewals(self, number: int) -> None:
         """Waits for so many more."""
-        target = self.faulty.calls["renew"] + number
-        await until(lambda: self.faulty.calls["renew"] >= target)
+        target = self.faults.calls["renew"] + number
+        await until(lambda: self.faults.calls["renew"] >= target)
 
 
 @pytest.fixture
@@ -121,10 +122,10 @@ async def test_a_cancelled_job_is_reported_lost_and_a_dropped_one_is_not(keeping
 async def test_a_silent_store_is_asked_again(keeping: Keeping) -> None:
     lane = await keeping.store.open_lane("m")
     claim = await a_claim(keeping.store, lane, lease_seconds=0.4)
-    keeping.faulty.lose_calls["renew"] = 4
+    keeping.faults.lose_calls["renew"] = 4
     keeping.keeper.hold(claim.hold)
     await keeping.renewals(40)
-    assert keeping.faulty.lose_calls["renew"] == 0
+    assert keeping.faults.lose_calls["renew"] == 0
     assert await keeping.store.claim(lane, "other", free_tokens=None, lease_seconds=9) is None
 
 

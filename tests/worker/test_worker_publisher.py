@@ -3,7 +3,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from worker_aids import FaultyStore, until
+from worker_aids import Faults, FaultyStore, until
 
 from infra.contracts import ChoiceDelta, Event, JobSpec, Kind, NewJob, Outcome
 from infra.keys import new_job_id
@@ -19,7 +19,8 @@ class Publishing:
 
     def __init__(self) -> None:
         self.store = MemoryJobs()
-        self.faulty = FaultyStore(self.store)
+        self.faults = Faults()
+        self.faulty = FaultyStore(self.store, self.faults)
         self.refused: list[Attempt] = []
         self.ended: list[Attempt] = []
         self.tasks: set[asyncio.Task[None]] = set()
@@ -81,11 +82,11 @@ async def test_one_call_for_all_jobs_of_a_flush(publishing: Publishing) -> None:
     for token_id in range(5):
         for attempt in attempts:
             publishing.emit(attempt, token_id)
-    await until(lambda: publishing.faulty.calls["publish"] == 1)
+    await until(lambda: publishing.faults.calls["publish"] == 1)
     for attempt in attempts:
         assert await publishing.emitted(attempt) == list(range(5))
         assert [event.type for event in await publishing.log(attempt)].count("job.delta") == 1
-    assert publishing.faulty.calls["publish"] == 1
+    assert publishing.faults.calls["publish"] == 1
 
 
 async def test_each_lane_has_its_own_call(publishing: Publishing) -> None:
@@ -93,7 +94,7 @@ async def test_each_lane_has_its_own_call(publishing: Publishing) -> None:
     assert first.lane != second.lane
     publishing.emit(first, 1)
     publishing.emit(second, 2)
-    await until(lambda: publishing.faulty.calls["publish"] == 2)
+    await until(lambda: publishing.faults.calls["publish"] == 2)
     assert await publishing.emitted(first) == [1]
     assert await publishing.emitted(second) == [2]
 
@@ -101,7 +102,7 @@ async def test_each_lane_has_its_own_call(publishing: Publishing) -> None:
 @pytest.mark.parametrize("fault", ["lose_calls", "lose_replies"])
 async def test_nothing_is_lost_or_repeated_while_the_store_is_away(publishing: Publishing, fault: str) -> None:
     attempt = await publishing.claim()
-    getattr(publishing.faulty, fault).update(publish=3, commit=2)
+    getattr(publishing.faults, fault).update(publish=3, commit=2)
     for token_id in range(30):
         publishing.emit(attempt, token_id)
         await asyncio.sleep(0.01)
@@ -122,7 +123,7 @@ async def test_the_last_deltas_go_with_the_commit(publishing: Publishing) -> Non
     attempt.add(ChoiceDelta(index=0, text="a", token_ids=[1]))
     publishing.commit(attempt)
     await until(lambda: publishing.ended == [attempt])
-    assert publishing.faulty.calls["publish"] == 0
+    assert publishing.faults.calls["publish"] == 0
     assert await publishing.emitted(attempt) == [1]
 
 
@@ -150,7 +151,7 @@ async def test_a_cancelled_job_is_refused_and_its_neighbours_are_not(publishing:
     publishing.commit(committed)
     await until(lambda: len(publishing.refused) == 2)
     assert set(publishing.refused) == {cancelled, committed}
-    await until(lambda: publishing.faulty.calls["publish"] == 1)
+    await until(lambda: publishing.faults.calls["publish"] == 1)
     assert await publishing.emitted(cancelled) == []
     assert await publishing.emitted(committed) == []
     assert await publishing.emitted(other) == [2]
@@ -158,12 +159,12 @@ async def test_a_cancelled_job_is_refused_and_its_neighbours_are_not(publishing:
 
 async def test_a_lost_attempt_is_forgotten_while_the_store_is_away(publishing: Publishing) -> None:
     lost, other = await publishing.claim(), await publishing.claim()
-    publishing.faulty.is_away = True
+    publishing.faults.is_away = True
     publishing.emit(lost, 1)
     publishing.emit(other, 2)
-    await until(lambda: publishing.faulty.calls["publish"] >= 2)
+    await until(lambda: publishing.faults.calls["publish"] >= 2)
     lost.phase = Phase.OVER
-    publishing.faulty.is_away = False
+    publishing.faults.is_away = False
     publishing.commit(other)
     await until(lambda: publishing.ended == [other])
     assert await publishing.emitted(lost) == []
