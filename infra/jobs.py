@@ -40,6 +40,7 @@ _CARD = msgspec.msgpack.Decoder(ModelCard)
 _MAX_MEMORY_SHARE = 0.8  # beyond it no new work: what is accepted needs the rest
 _MEMORY_LOOK_SECONDS = 1.0
 _LOG_PAGE = 1000
+_SUBMIT_SECONDS = 3600.0  # an entry of a tenant's index that is younger may be of a submit on its way
 
 
 class RedisJobs:
@@ -118,14 +119,17 @@ class RedisJobs:
             if rank is None:
                 raise UnknownJob(f"{after} is not among your jobs", param="after")
             start = rank + 1
-        page: list[Job] = []
+        page, gone = list[Job](), list[str]()
         while len(page) < limit:
             ids = await self._server.command("ZREVRANGE", index, start, start + limit - len(page) - 1)
             if not ids:
                 break
             jobs = await asyncio.gather(*(self.get(job_id.decode()) for job_id in ids))
             page += [job for job in jobs if job is not None]
+            gone += [job_id.decode() for job_id, job in zip(ids, jobs, strict=True) if job is None]
             start += len(ids)
+        if gone:
+            await self._scripts.call("prune_index", [index], [_ms(_SUBMIT_SECONDS), *gone])
         return page
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
@@ -202,15 +206,16 @@ class RedisJobs:
 
     async def events(self, job_id: str, *, after: int = -1, limit: int = 1000) -> list[Event]:
         lane = Lane(keys.lane_of(job_id))
-        entries, is_there, num_events = await self._server.batch(
-            ("XRANGE", lane.events(job_id), f"{after + 2}-0", "+", "COUNT", limit),
-            ("EXISTS", lane.events(job_id)),
-            ("HGET", lane.job(job_id), "num_events"),
-        )
-        if num_events is None:
-            raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
-        if not is_there and int(num_events) > after + 1:
-            raise EventsGone
+        ask = ("XRANGE", lane.events(job_id), f"{after + 2}-0", "+", "COUNT", limit)
+        entries = await self._server.command(*ask)
+        if not entries:  # why, and whether still so, is one more question
+            entries, is_there, num_events = await self._server.batch(
+                ask, ("EXISTS", lane.events(job_id)), ("HGET", lane.job(job_id), "num_events")
+            )
+            if num_events is None:
+                raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
+            if not is_there and int(num_events) > after + 1:
+                raise EventsGone
         return events_from(entries)
 
     # --- waiting ---

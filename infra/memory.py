@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -242,10 +242,10 @@ class MemoryJobs:
                 left = end - loop.time()
                 if rung or left <= 0:
                     return ids
-                try:
-                    await asyncio.wait_for(bell.wait(), left if next_seconds is None else min(left, next_seconds))
-                except TimeoutError:
-                    continue
+                seconds = left if next_seconds is None else min(left, next_seconds)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(seconds):  # `wait_for` may lose a cancellation before Python 3.12
+                        await bell.wait()
         finally:
             self._memory.bells.pop(bell, None)
 

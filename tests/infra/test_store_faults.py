@@ -27,7 +27,7 @@ from infra.contracts import Tier, Webhook
 from infra.embedded import EmbeddedServer
 from infra.errors import StoreUnavailable, StoreUnsuitable
 from infra.jobs import RedisJobs
-from infra.keys import Lane
+from infra.keys import Lane, tenant_jobs
 from infra.settings import QueueSettings
 from infra.states import Status
 
@@ -128,6 +128,26 @@ async def test_many_lapsed_leases_are_swept_and_claimed(jobs: RedisJobs) -> None
         await claimed(jobs, lane)
     await lapse()
     assert sorted((await jobs.sweep(lane)).failed) == sorted(ids)
+
+
+async def test_a_listing_drops_what_is_long_gone_from_the_index(jobs: RedisJobs, server: redis.Redis) -> None:
+    lane = await jobs.open_lane(ALIAS)
+    gone = [await submitted(jobs, lane) for _ in range(3)]
+    kept = await submitted(jobs, lane)
+    coming = new_job(lane).id  # noted, and its submit is on its way
+    index = tenant_jobs("default")
+    server.zadd(index, dict.fromkeys(gone[:2], 1))
+    server.zadd(index, {coming: server.zscore(index, kept) or 0})
+    for job_id in gone:
+        server.delete(Lane(lane).job(job_id))
+    assert [job.id for job in await jobs.list_jobs("default", limit=2)] == [kept]
+    assert [server.zscore(index, job_id) is None for job_id in (*gone, kept, coming)] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 # --- connections ---
