@@ -85,8 +85,6 @@ def test_ids_equal_transformers_own_reading_of_the_gguf(real_tokenizer: Tokenize
 
 def test_decoding_gives_the_text_back(real_tokenizer: Tokenizer, tiny_tokenizer: Tokenizer) -> None:
     for text in TEXTS:
-            c for c in text if ord(c) not in (4, 6, 0x13, 0x14, 0x16, 0x1D) and not 0x40000 <= ord(c) < 0xC0000
-        )
         for tokenizer in (real_tokenizer, tiny_tokenizer):
             assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
