@@ -23,6 +23,7 @@ from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 
 DESCRIPTION = (
     "Queue-driven LLM inference. A job is one unit of work with a durable record and a resumable event stream; "
@@ -31,10 +32,15 @@ DESCRIPTION = (
 
 
 def create_app(
-    store: JobStore, blobs: Blobs, settings: GatewaySettings | None = None, *, runs: RunStore | None = None
+    store: JobStore,
+    blobs: Blobs,
+    settings: GatewaySettings | None = None,
+    *,
+    runs: RunStore | None = None,
+    telemetry: Telemetry | None = None,
 ) -> Litestar:
     """The application over a store. It starts and stops its own tasks; the stores are closed by whoever opened them."""
-    gateway = Gateway.of(store, blobs, settings or GatewaySettings(), runs)
+    gateway = Gateway.of(store, blobs, settings or GatewaySettings(), runs=runs, telemetry=telemetry)
 
     @asynccontextmanager
     async def lifespan(app: Litestar) -> AsyncGenerator[None, None]:

@@ -49,6 +49,14 @@ class NotSupported(BadRequest):
     code = "not_supported"
 
 
+class CardUnusable(MillstreamError):
+    """What the model's workers wrote of it cannot be used; start one of them again, and look at its log."""
+
+    status = 503
+    code = "model_unusable"
+    retryable = True
+
+
 class DeadlineInfeasible(MillstreamError):
     """The deadline cannot be met."""
 

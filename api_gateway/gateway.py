@@ -21,6 +21,7 @@ from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 
 log = logging.getLogger("millstream.gateway")
 
@@ -39,10 +40,20 @@ class Gateway:
     intake: Intake
     foreground: Foreground
     metrics: Metrics
+    telemetry: Telemetry
     _sweeper: asyncio.Task[None] | None = field(default=None)
 
     @classmethod
-    def of(cls, store: JobStore, blobs: Blobs, settings: GatewaySettings, runs: RunStore | None) -> Gateway:
+    def of(
+        cls,
+        store: JobStore,
+        blobs: Blobs,
+        settings: GatewaySettings,
+        *,
+        runs: RunStore | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> Gateway:
+        telemetry = telemetry or Telemetry()
         keyring = Keyring.from_settings(settings.api_keys, settings.cache_secret)
         cards = Cards(store)
         hub = EventHub(store, page=settings.event_page)
@@ -57,9 +68,10 @@ class Gateway:
             hub=hub,
             book=book,
             admission=Admission(cards, TokenCounter(blobs), keyring, settings.default_max_tokens),
-            intake=Intake(store, blobs, cards, settings.max_queue_length),
+            intake=Intake(store, blobs, cards, telemetry, settings.max_queue_length),
             foreground=Foreground(book, hub, settings.keepalive_seconds),
             metrics=Metrics(),
+            telemetry=telemetry,
         )
 
     async def start(self) -> None:

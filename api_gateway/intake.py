@@ -7,16 +7,18 @@ import hashlib
 from dataclasses import dataclass
 
 import msgspec
-from infra.blobs import Blobs
 
 from api_gateway import eta
 from api_gateway.admission import Draft
 from api_gateway.cards import Cards
 from api_gateway.errors import Throttled
 from infra import keys
+from infra.blobs import Blobs
 from infra.contracts import JobSpec, NewJob, pack
 from infra.errors import QueueFull
+from infra.span_names import request_attributes, request_name
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 
 MAX_INLINE_BYTES = 256 * 1024  # a larger spec goes to the blob store
 
@@ -45,6 +47,7 @@ class Intake:
     store: JobStore
     blobs: Blobs
     cards: Cards
+    telemetry: Telemetry
     max_waiting: int
 
     async def admit(
@@ -53,7 +56,7 @@ class Intake:
         tenant: str,
         *,
         idempotency: Idempotency | None = None,
-        traceparent: str | None = None,
+        parent: str | None = None,
     ) -> list[Admitted]:
         """Makes one job of each draft, in order; all of them go by the one key.
 
@@ -62,23 +65,33 @@ class Intake:
         ids = [keys.new_job_id(await self.cards.lane(draft.spec.model)) for draft in drafts]
         claimed_before = False
         if idempotency is not None:
-            first = await self._claim(idempotency, tenant, ids[0])
+            first = await self.claim(idempotency, tenant, ids[0])
             claimed_before = first != ids[0]
             ids = [first, *(_sibling(first, index) for index in range(1, len(ids)))]
         return [
-            await self._admit(draft, job_id, tenant, traceparent, claimed_before)
+            await self._admit(draft, job_id, tenant, parent, claimed_before)
             for draft, job_id in zip(drafts, ids, strict=True)
         ]
 
-    async def _claim(self, idempotency: Idempotency, tenant: str, job_id: str) -> str:
+    async def claim(self, idempotency: Idempotency, tenant: str, job_id: str) -> str:
+        """The id to use under a key: `job_id`, or the one that the key stands for already."""
         digest = hashlib.sha256(idempotency.key.encode()).hexdigest()
         return await self.store.claim_key(tenant, idempotency.route, digest, idempotency.fingerprint, job_id)
 
     async def _admit(
-        self, draft: Draft, job_id: str, tenant: str, traceparent: str | None, claimed_before: bool
+        self, draft: Draft, job_id: str, tenant: str, parent: str | None, claimed_before: bool
     ) -> Admitted:
         if claimed_before and await self.store.get(job_id) is not None:
             return Admitted(job_id, is_new=False)
+        attributes = {**request_attributes(draft.spec), "messaging.message.id": job_id}
+        with self.telemetry.span(
+            request_name(draft.spec), kind="producer", parent=parent, attributes=attributes
+        ) as span:
+            await self._write(draft, job_id, tenant, span.traceparent)
+        self.cards.size(draft.spec.model).note(draft.size)
+        return Admitted(job_id, is_new=True)
+
+    async def _write(self, draft: Draft, job_id: str, tenant: str, traceparent: str | None) -> None:
         ask = draft.ask
         job = NewJob(
             id=job_id,
@@ -92,11 +105,6 @@ class Intake:
             attempt_timeout_ms=ask.attempt_timeout_ms,
             traceparent=traceparent,
         )
-        await self._submit(job)
-        self.cards.size(draft.spec.model).note(draft.size)
-        return Admitted(job_id, is_new=True)
-
-    async def _submit(self, job: NewJob) -> None:
         try:
             await self.store.submit(job, max_waiting=self.max_waiting)
         except QueueFull:

@@ -24,6 +24,7 @@ from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
 from infra.runs.redis import RedisRuns
 from infra.settings import GatewaySettings, StoreSettings
+from infra.telemetry import Telemetry
 
 log = logging.getLogger("millstream.gateway")
 
@@ -68,7 +69,9 @@ async def _serve(store_settings: StoreSettings, settings: GatewaySettings) -> No
         stack.push_async_callback(store.close)
         runs = RedisRuns(Server(url))
         stack.push_async_callback(runs.close)
-        app = create_app(store, blobs, settings, runs=runs)
+        telemetry = Telemetry.start("gateway")
+        stack.callback(telemetry.close)
+        app = create_app(store, blobs, settings, runs=runs, telemetry=telemetry)
         with listening(settings.host, settings.port) as listener:
             await GatewayServer(app, app.state.gateway).serve(sockets=[listener])
 

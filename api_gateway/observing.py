@@ -1,4 +1,4 @@
-"""What happens around every request: an id for it, and its count and time."""
+"""What happens around every request: an id for it, its span, its count and its time."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import secrets
 import time
 from typing import Any
 
-from litestar.datastructures import MutableScopeHeaders
+from litestar.datastructures import Headers, MutableScopeHeaders
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from api_gateway.gateway import Gateway
+from api_gateway.telemetry import valid_traceparent
 
 
 async def add_request_id(message: Message, scope: Scope) -> None:
@@ -17,9 +20,12 @@ async def add_request_id(message: Message, scope: Scope) -> None:
 
 
 def observe(app: ASGIApp) -> ASGIApp:
-    """Middleware: counts answers by route and status, and times them to their end."""
+    """Middleware: a span, a count by route and status, and the time until the answer's end."""
 
     async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+        gateway: Gateway = scope["litestar_app"].state.gateway
+        route: tuple[str, str] = scope["method"], scope["path_template"]  # type: ignore[typeddict-item]
+        state: dict[str, Any] = scope["state"]
         started, status = time.perf_counter(), 0
 
         async def note_status(message: Message) -> None:
@@ -28,12 +34,20 @@ def observe(app: ASGIApp) -> ASGIApp:
                 status = message["status"]
             await send(message)
 
-        try:
-            await app(scope, receive, note_status)
-        finally:
-            metrics: Any = scope["litestar_app"].state.gateway.metrics
-            labels = (scope.get("method", ""), scope.get("path_template", ""))
-            metrics.requests.labels(*labels, str(status)).inc()
-            metrics.request_seconds.labels(*labels).observe(time.perf_counter() - started)
+        with gateway.telemetry.span(
+            " ".join(route),
+            kind="server",
+            parent=valid_traceparent(Headers.from_scope(scope).get("traceparent")),
+            attributes={"http.request.method": route[0], "http.route": route[1]},
+        ) as span:
+            state["span"] = span
+            try:
+                await app(scope, receive, note_status)
+            finally:
+                span.set({"http.response.status_code": status})
+                if status >= 500:
+                    span.fail(str(status))
+                gateway.metrics.requests.labels(*route, str(status)).inc()
+                gateway.metrics.request_seconds.labels(*route).observe(time.perf_counter() - started)
 
     return observed

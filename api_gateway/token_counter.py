@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-from infra.blobs import Blobs
 
+from api_gateway.errors import CardUnusable
 from engine.errors import ModelLoadError
 from engine.text.chat_template import ChatTemplate
+from infra.blobs import Blobs, BlobUnavailable
 from infra.contracts import Message, ModelCard
 
 MAX_TOKENIZERS = 8
@@ -45,13 +46,15 @@ class TokenCounter:
         return await asyncio.to_thread(template.render, plain)
 
     def _template(self, card: ModelCard) -> ChatTemplate:
-        if card.chat_template is None:
-            raise ModelLoadError(f"model {card.alias} has no chat template")
+        assert card.chat_template is not None, "admission has checked it"
         key = (card.chat_template, card.bos_token, card.eos_token)
         if key not in self._templates:
             tokens = {"bos_token": card.bos_token, "eos_token": card.eos_token}
             named = {name: token for name, token in tokens.items() if token is not None}
-            self._templates[key] = ChatTemplate(card.chat_template, named)
+            try:
+                self._templates[key] = ChatTemplate(card.chat_template, named)
+            except ModelLoadError as error:
+                raise CardUnusable(f"model {card.alias}: {error}") from error
             _forget_oldest(self._templates)
         return self._templates[key]
 
@@ -67,8 +70,10 @@ class TokenCounter:
 
         try:
             return Tokenizer.from_str(self.blobs.get(card.tokenizer_blob).decode())
+        except BlobUnavailable:
+            raise
         except Exception as error:  # the library raises bare Exception for a malformed description
-            raise ModelLoadError(f"the tokenizer of model {card.alias} cannot be read: {error}") from error
+            raise CardUnusable(f"model {card.alias}: its tokenizer cannot be read: {error}") from error
 
 
 def _forget_oldest(kept: OrderedDict[Any, Any]) -> None:

@@ -52,7 +52,7 @@ async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Respons
         [draft],
         tenant,
         idempotency=Idempotency.of(key, "POST /v1/jobs", await request.body()),
-        traceparent=traceparent_of(request),
+        parent=traceparent_of(request),
     )
     gateway.metrics.admitted.labels(data.model, data.tier).inc(admitted.is_new)
     job = await gateway.book.get(admitted.job_id, tenant)
@@ -86,7 +86,7 @@ async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkA
                     [draft],
                     tenant,
                     idempotency=Idempotency.of(own_key, "POST /v1/jobs/bulk", bytes(raw)),
-                    traceparent=traceparent_of(request),
+                    parent=traceparent_of(request),
                 )
                 gateway.metrics.admitted.labels(job.model, job.tier).inc(admitted.is_new)
                 return BulkItem(status=202, job=await _fresh_view(request, admitted.job_id))

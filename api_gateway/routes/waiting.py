@@ -29,7 +29,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
         drafts,
         tenant,
         idempotency=Idempotency.of(key, route, await request.body()),
-        traceparent=traceparent_of(request),
+        parent=traceparent_of(request),
     )
     for ask, one in zip(asks, admitted, strict=True):
         gateway.metrics.admitted.labels(ask.model, ask.tier).inc(one.is_new)

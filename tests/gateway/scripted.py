@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from api_gateway.tasks import end
 from infra.contracts import (
@@ -20,6 +21,7 @@ from infra.contracts import (
     TokenLogprob,
     Usage,
 )
+from infra.errors import StoreUnavailable
 from infra.states import Status
 from infra.store import JobStore
 
@@ -39,6 +41,22 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.005)
     raise AssertionError("it never came about")
+
+
+class FaultyStore:
+    """A store some of whose methods fail, as they do when its server is gone or its memory is full."""
+
+    def __init__(self, store: JobStore, refused: set[str]) -> None:
+        self.store = store
+        self.refused = refused
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self.refused:
+            return self._refuse
+        return getattr(self.store, name)
+
+    async def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise StoreUnavailable("the store refuses this: injected")
 
 
 @dataclass

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import ALIAS, Running, serving
-from scripted import ScriptedWorker
+from scripted import FaultyStore, ScriptedWorker
 
 from api_gateway.auth import Keyring
 from api_gateway.main import run
 from infra.blobs import Blobs
 from infra.contracts import ModelCard
-from infra.errors import StoreUnavailable
 from infra.settings import GatewaySettings, StoreSettings
 from infra.store import JobStore
 
@@ -84,34 +83,18 @@ async def test_a_claim_without_a_job_is_completed(running: Running, store: JobSt
     assert answer.status_code == 202 and answer.json()["id"] == job_id
 
 
-class Refusing:
-    """A store that refuses writes, as one with full memory does."""
-
-    def __init__(self, store: JobStore) -> None:
-        self.store = store
-        self.refuses = True
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.store, name)
-
-    async def submit(self, *args: Any, **kwargs: Any) -> bool:
-        if self.refuses:
-            raise StoreUnavailable("the store refuses writes: OOM")
-        return await self.store.submit(*args, **kwargs)
-
-
 async def test_a_store_that_refuses_writes_is_a_503_and_the_key_completes_it_later(
     store: JobStore, blobs: Blobs, card: ModelCard, settings: GatewaySettings
 ) -> None:
     await store.put_card(card)
-    refusing = Refusing(store)
+    refusing = FaultyStore(store, {"submit"})
     async with serving(refusing, blobs, settings) as running:  # type: ignore[arg-type]
         answer = await running.client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "k"})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "store_unavailable"
         assert answer.headers["retry-after"] == "1" and answer.headers["x-should-retry"] == "true"
         assert await store.list_jobs("default", limit=1) == []
-        refusing.refuses = False
+        refusing.refused.clear()
         answer = await running.client.post("/v1/jobs", json=JOB, headers={"Idempotency-Key": "k"})
         assert answer.status_code == 202
     assert len(await store.list_jobs("default", limit=5)) == 1

@@ -7,10 +7,12 @@ import json
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from conftest import ALIAS, CONTEXT, VOCABULARY, Running
 from scripted import ScriptedWorker, until
 
+from infra.contracts import ModelCard
 from infra.store import JobStore
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -221,6 +223,16 @@ async def test_the_context_decides_by_tokens_where_bytes_do_not(running: Running
         body = {**JOB, "input": "b" * num_bytes, "params": params}
         job = (await running.client.post("/v1/jobs", json=body, headers={"Prefer": "wait=20"})).json()
         assert job["usage"]["completion_tokens"] == expected, (num_bytes, max_tokens)
+
+
+async def test_a_tokenizer_that_is_gone_is_a_503_where_it_is_needed(
+    running: Running, store: JobStore, card: ModelCard
+) -> None:
+    gone = msgspec.structs.replace(card, alias="gone", tokenizer_digest="gone", tokenizer_blob="tokenizers/gone")
+    await store.put_card(gone)
+    answer = await running.client.post("/v1/jobs", json={"model": "gone", "input": "x" * CONTEXT})
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "model_unusable"
+    assert (await running.client.post("/v1/jobs", json={"model": "gone", "input": "x"})).status_code == 202
 
 
 async def test_a_good_job_is_unhurt_among_bad_ones(running: Running, worker: ScriptedWorker) -> None:
