@@ -97,15 +97,21 @@ class _Splitter:
     def _best_cut(self, start: int, fresh: int, aim: int) -> int:
         """The offset in (fresh, limit] to cut at, where about `aim` tokens fit between `start` and the limit."""
         first = bisect_right(self._token_ends, start)
-        if first + aim >= len(self._token_ends):
-            limit = len(self._text)
-        else:
-            limit = max(self._token_ends[first + max(aim, 1) - 1], fresh + 1)
+        limit = max(self._fitting(first, max(aim, 1)), fresh + 1)
         if limit == len(self._text):
             return limit
-        low = max(fresh, self._token_ends[min(first + int(aim * _WINDOW), len(self._token_ends) - 1)])
+        low = max(fresh, self._token_ends[min(first + int(max(aim, 0) * _WINDOW), len(self._token_ends) - 1)])
         best = self._best_border(min(low, limit), limit)
         return best if best is not None else self._whole_character(limit, fresh)
+
+    def _fitting(self, first: int, count: int) -> int:
+        """The last offset before which at most `count` tokens from the token `first` on lie whole."""
+        ends, last = self._token_ends, first + count
+        if last >= len(ends):
+            return len(self._text)
+        if ends[last] == ends[last - 1]:  # a character of several tokens would be cut: end before it
+            last = bisect_left(ends, ends[last])
+        return ends[last - 1] if last else 0
 
     def _best_border(self, low: int, high: int) -> int | None:
         """The last of the best borders in (low, high]."""
