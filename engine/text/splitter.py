@@ -74,8 +74,8 @@ class _Splitter:
             found.append(Chunk(len(found), piece, start_byte, end_byte, fresh_byte, num_tokens))
             if end == len(self._text):
                 return found
-            start_byte = end_byte - len(self._text[(start := self._start_after(end, start)) : end].encode())
-            fresh = end
+            start = self._start_after(end, start)
+            fresh, start_byte = end, end_byte - len(self._text[start:end].encode())
 
     def _end_of_chunk(self, start: int, fresh: int) -> tuple[int, int]:
         """(end, tokens) of the chunk that begins at `start` and must pass `fresh`.

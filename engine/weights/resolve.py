@@ -30,7 +30,7 @@ def resolve(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_file() and path.suffix == ".gguf":
         return _converted(path)
-    if path.is_dir():
+    if model and path.is_dir():
         return check_folder(path)
     if _HUB_ID.fullmatch(model) and not model.startswith("."):
         return check_folder(_from_hub(model))
