@@ -108,7 +108,10 @@ class Bridge:
                 attempt.is_accepted = True
         for request_id, error in report.refused.items():
             if attempt := self.attempts.get(request_id):
-                self._fail(attempt, Failure.REQUEST, error.message, param=error.param)
+                if isinstance(error, InvalidRequest):
+                    self._fail(attempt, Failure.REQUEST, error.message, param=error.param)
+                else:
+                    self._fail(attempt, Failure.ENGINE, f"the engine cannot take it: {type(error).__name__}")
         for delta in report.deltas:
             self._emit(delta)
         for request_id in report.aborted:
@@ -159,6 +162,9 @@ class Bridge:
             self._fail(attempt, Failure.PAYLOAD, error.message)
         except UnknownBlob as error:
             self._fail(attempt, Failure.MISSING, error.message)
+        except Exception as error:  # ours to mend; a job that provokes it must not take the worker along
+            log.exception("%s cannot be read", attempt.request_id)
+            self._fail(attempt, Failure.ENGINE, f"reading the job failed: {type(error).__name__}")
         else:
             self._start(attempt, prompt, params, salt=spec.salt)
 

@@ -59,7 +59,7 @@ class Report:
 
     stats: EngineStats
     accepted: list[str] = field(default_factory=list)  # request ids; from here on the stats count them
-    refused: dict[str, InvalidRequest] = field(default_factory=dict)
+    refused: dict[str, Exception] = field(default_factory=dict)  # InvalidRequest, or what should not happen
     aborted: list[str] = field(default_factory=list)
     deltas: list[RequestDelta] = field(default_factory=list)
     step_seconds: float | None = None  # None: no step was made
@@ -138,7 +138,7 @@ class EngineThread:
 
     def _apply(self, llm: LLM, commands: list[Command]) -> Report:
         accepted: list[str] = []
-        refused: dict[str, InvalidRequest] = {}
+        refused: dict[str, Exception] = {}
         aborted: list[str] = []
         for command in commands:
             match command:
@@ -153,6 +153,9 @@ class EngineThread:
                             emitted=command.emitted,
                         )
                     except InvalidRequest as error:
+                        refused[command.request_id] = error
+                    except Exception as error:  # nothing was added; the others need not suffer
+                        log.exception("%s cannot be added", command.request_id)
                         refused[command.request_id] = error
                     else:
                         accepted.append(command.request_id)

@@ -43,6 +43,7 @@ class LeaseKeeper:
         self._lease_seconds = lease_seconds
         self._renew_seconds = renew_seconds
         self._is_stalled = is_stalled
+        self._was_stalled = False
         self._lost = lost
         self._fail = fail
         self._holds: dict[str, Hold] = {}  # by job id; under the lock
@@ -88,8 +89,10 @@ class LeaseKeeper:
         with self._lock:
             for hold in self._holds.values():
                 by_lane[lane_of(hold.job_id)].append(hold)
-        if by_lane and self._is_stalled():
-            log.error("leases not renewed: no step has finished for too long; another worker will take over")
+        was_stalled, self._was_stalled = self._was_stalled, bool(by_lane) and self._is_stalled()
+        if self._was_stalled:
+            if not was_stalled:
+                log.error("leases not renewed: no step has finished for too long; another worker will take over")
             return True
         return all(await asyncio.gather(*(self._renew_lane(store, lane, holds) for lane, holds in by_lane.items())))
 

@@ -18,6 +18,7 @@ from infra.blobs import open_blobs
 from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
 from infra.settings import StoreSettings, WorkerSettings
+from infra.telemetry import Telemetry
 from worker.service import Worker
 from worker.signals import Stopping
 
@@ -50,11 +51,13 @@ async def _serve(store_settings: StoreSettings, settings: WorkerSettings, engine
     stopping = Stopping()
     stopping.on_signals()
     blobs = open_blobs(store_settings.blobs)
-    worker = Worker(settings, open_store=open_store, blobs=blobs, load=load)
+    telemetry = Telemetry.start("worker")
+    worker = Worker(settings, open_store=open_store, blobs=blobs, load=load, telemetry=telemetry)
     is_well = False
     try:
         is_well = await worker.serve(stopping)
     finally:
+        telemetry.close()
         if worker.is_stuck:
             log.error("the engine's thread is still in a call and cannot be ended; the process ends without it")
             logging.shutdown()

@@ -15,6 +15,7 @@ from infra.blobs import Blobs
 from infra.contracts import Hold
 from infra.settings import WorkerSettings
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 from worker.bridge import Bridge
 from worker.capacity import free_tokens
 from worker.card import CardKeeper, card_of, profile_of, put_tokenizer
@@ -28,6 +29,7 @@ from worker.payloads import Payloads
 from worker.pulse import Pulse
 from worker.rates import Rates
 from worker.signals import Stopping
+from worker.traces import Traces
 from worker.watchdog import until_hung
 
 if TYPE_CHECKING:
@@ -54,7 +56,13 @@ class Worker:
     """To be made in a running event loop, and served once. `open_store` gives a connection of its own at each call."""
 
     def __init__(
-        self, settings: WorkerSettings, *, open_store: OpenStore, blobs: Blobs, load: Callable[[], LLM]
+        self,
+        settings: WorkerSettings,
+        *,
+        open_store: OpenStore,
+        blobs: Blobs,
+        load: Callable[[], LLM],
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.bridge: Bridge | None = None  # while it serves
         self.stats: EngineStats  # as of the engine's last report
@@ -62,6 +70,7 @@ class Worker:
         self._settings = settings
         self._open_store = open_store
         self._blobs = blobs
+        self._telemetry = telemetry or Telemetry()
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._bell = asyncio.Event()  # there may be something to claim
         self._pulse = Pulse()  # of the event loop
@@ -124,7 +133,7 @@ class Worker:
         await card.put()
         metrics = Metrics(alias, lambda: self.stats)
         with metrics.served(self._settings.metrics_port):
-            bridge = self.bridge = self._bridge(store, llm, Observers([metrics]))
+            bridge = self.bridge = self._bridge(store, llm, Observers([metrics, Traces(self._telemetry)]))
             consumer = self._consumer(store, bridge, alias, profile_of(llm.info))
             self._leases.start()
             try:
@@ -162,7 +171,7 @@ class Worker:
             owner=self._owner,
             profile=profile,
             lease_seconds=self._settings.lease_seconds,
-            free_tokens=lambda: free_tokens(self.stats, bridge.attempts.values()),
+            free_tokens=lambda: 0 if self._is_stalled() else free_tokens(self.stats, bridge.attempts.values()),
             bell=self._bell,
         )
 
@@ -212,7 +221,7 @@ class Worker:
         self._on_engine_failure(EngineHung())
 
     def _is_stalled(self) -> bool:
-        """Asked by the lease keeper's thread."""
+        """Whether this worker gets nowhere: then it renews no lease and claims nothing. Any thread may ask."""
         return max(self._engine.pulse.silent_seconds, self._pulse.silent_seconds) > self._settings.stall_seconds
 
     # --- called in the loop, from wherever ---

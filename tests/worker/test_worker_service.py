@@ -20,6 +20,7 @@ from worker_aids import (
     told_by,
     undisturbed,
     until,
+    until_running,
 )
 
 from infra.contracts import Job, JobSpec, Kind, Message, NewJob, Result, pack
@@ -175,13 +176,6 @@ async def test_what_does_not_fit_beside_others_waits_until_it_is_alone(backend: 
         large = await submit(backend.store, "l" * 100, max_tokens=100, cost_tokens=250)
         assert await most_sequences(backend, running, [small, large]) == 1
         assert (await the_end(backend.store, large)).status is Status.SUCCEEDED
-
-
-async def until_running(backend: Backend, job_id: str, *, num_events: int = 3) -> None:
-    """Until so many events of the job are there: queued, started, a delta."""
-    async with asyncio.timeout(30):
-        while len(await backend.store.events(job_id)) < num_events:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 async def test_a_cancelled_job_leaves_the_engine(backend: Backend) -> None:

@@ -17,6 +17,7 @@ from infra.keys import new_job_id
 from infra.settings import WorkerSettings
 from infra.states import TERMINAL
 from infra.store import JobStore
+from infra.telemetry import Telemetry
 from worker.bridge import Bridge
 from worker.progress import Progress
 from worker.service import Worker
@@ -116,10 +117,17 @@ async def serving(
     settings: WorkerSettings = SETTINGS,
     engine: EngineConfig = ENGINE,
     load: Callable[[], LLM] | None = None,
+    telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Running]:
     """A worker over the store, ready; stopped in a hurry at the end, if it still serves."""
     stopping = Stopping()
-    worker = Worker(settings, open_store=backend.open, blobs=backend.blobs, load=load or (lambda: LLM("fake", engine)))
+    worker = Worker(
+        settings,
+        open_store=backend.open,
+        blobs=backend.blobs,
+        load=load or (lambda: LLM("fake", engine)),
+        telemetry=telemetry,
+    )
     served = asyncio.ensure_future(worker.serve(stopping))
     await until(lambda: worker.bridge is not None or served.done())
     running = Running(worker, stopping, served)
@@ -152,6 +160,13 @@ async def submit(
     job = NewJob(id=new_job_id(lane), spec=spec, cost_tokens=cost_tokens, tier=tier)
     await store.submit(job)
     return job.id
+
+
+async def until_running(backend: Backend, job_id: str, *, num_events: int = 3) -> None:
+    """Until so many events of the job are there: queued, started, a delta."""
+    async with asyncio.timeout(30):
+        while len(await backend.store.events(job_id)) < num_events:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
 
 
 async def the_end(store: JobStore, job_id: str) -> Job:
