@@ -95,7 +95,7 @@ class BlockTables:
     def try_grow(self, sequence: Sequence, end: int) -> bool:
         """Makes positions num_computed_tokens..end writable; False, nothing changed, where blocks are missing."""
         table = sequence.block_table
-        copies = self.must_copy(sequence)
+        copies = self._must_copy(sequence)
         needed = copies + max(0, self.pool.num_blocks_for(end) - len(table))
         if needed == 0:
             return True
@@ -111,17 +111,9 @@ class BlockTables:
         table += blocks
         return True
 
-    def must_copy(self, sequence: Sequence) -> bool:
-        """Whether the next write would go into a block that others hold, too."""
-        index, offset = divmod(sequence.num_computed_tokens, self.pool.block_size)
-        if not offset:
-            return False
-        block = sequence.block_table[index]
-        return self.pool.ref_count(block) - self._sources[block] > 1
-
     def reach(self, sequence: Sequence) -> int:
         """The furthest position that `try_grow` could make writable now."""
-        num_new = self.pool.num_available - self.must_copy(sequence)
+        num_new = self.pool.num_available - self._must_copy(sequence)
         if num_new < 0:
             return sequence.num_computed_tokens
         return (len(sequence.block_table) + num_new) * self.pool.block_size
@@ -180,13 +172,12 @@ class BlockTables:
         self._forget_moves()
 
     def abandon(self) -> list[Sequence]:
-        """Whether the plan's moves were done is unknown: undoes them.
+        """Whether the plan's moves were done is unknown: undoes them, and forgets what they should have brought.
 
-        Returns the sequences whose blocks are lost, all released. Others may have to copy a block again.
+        Returns the sequences whose blocks are lost with them, all released. Computed again they need no moves, so
+        moves that always fail stop nobody.
         """
-        for copy in self._copies.copy():
-            self._undo_copy(copy.sequence)
-        lost = [*self._left, *self._came]
+        lost = [*self._left, *self._came, *(copy.sequence for copy in self._copies)]
         for sequence in lost:
             for key in sequence.host_keys:
                 self.host.unpin(key, keep=False)
@@ -240,6 +231,14 @@ class BlockTables:
             assert slot is not None
             self._swap_in.append(BlockMove(slot, block))
         return blocks
+
+    def _must_copy(self, sequence: Sequence) -> bool:
+        """Whether the next write would go into a block that others hold, too."""
+        index, offset = divmod(sequence.num_computed_tokens, self.pool.block_size)
+        if not offset:
+            return False
+        block = sequence.block_table[index]
+        return self.pool.ref_count(block) - self._sources[block] > 1
 
     def _undo_copy(self, sequence: Sequence) -> None:
         for copy in [copy for copy in self._copies if copy.sequence is sequence]:

@@ -99,7 +99,7 @@ class Scheduler:
         chunks = self._chunk_prefills(budget)
         if not self._has_preempted:
             chunks += self._start_waiting(budget - sum(len(row.token_ids) for row in chunks), now)
-        chunks = [row for row in chunks if row.sequence.state is SequenceState.RUNNING]
+        chunks = _running(chunks)  # some may have been preempted again
         decoding = self.roster.running.decoding
         copies, swap_out, swap_in = self.roster.tables.take_moves()
         plan = Plan(self._step_index, decoding + chunks, len(decoding), copies, swap_out, swap_in)
@@ -131,16 +131,9 @@ class Scheduler:
         be executed at once, whole or in parts, and committed.
         """
         self._take_from_flight(plan)
-        tables = self.roster.tables
-        for sequence in tables.abandon():
+        for sequence in self.roster.tables.abandon():
             self.roster.lose_blocks(sequence)
-        self._needy += [row for row in self.roster.running.decoding if tables.must_copy(row.sequence)]
-
-        def remain(rows: list[Row]) -> list[Row]:
-            running = [row for row in rows if row.sequence.state is SequenceState.RUNNING]
-            return [row for row in running if not tables.must_copy(row.sequence)]
-
-        decodes, chunks = remain(plan.rows[: plan.num_decodes]), remain(plan.rows[plan.num_decodes :])
+        decodes, chunks = _running(plan.rows[: plan.num_decodes]), _running(plan.rows[plan.num_decodes :])
         self._in_flight = Plan(plan.step_index, decodes + chunks, len(decodes))
         return self._in_flight
 
@@ -352,3 +345,7 @@ def _num_prompt_logits(sequence: Sequence, start: int, end: int) -> int:
         return 0
     first = max(start, len(known) - 1)
     return end - first if first < min(end, sequence.num_prompt_tokens - 1) else 0
+
+
+def _running(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.sequence.state is SequenceState.RUNNING]
