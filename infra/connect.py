@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -61,7 +62,8 @@ class Server:
                 **keepalive,
             )
         except ValueError as error:
-            raise StoreUnsuitable(f"{url!r} is no address of a server: {error}") from error
+            without_password = re.sub(r"//[^@/]*@", "//…@", url)
+            raise StoreUnsuitable(f"{without_password!r} is no address of a server: {error}") from error
         self._client = Redis.from_pool(pool)
 
     async def raw(self, *parts: Argument) -> Any:

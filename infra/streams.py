@@ -44,6 +44,9 @@ class StreamReader:
 
     async def read(self, streams: Sequence[str], *, seconds: float) -> dict[str, list[bytes]]:
         """The field `j` of new entries by stream; blocks until there are some, or the time is up."""
+        if not streams:
+            await asyncio.sleep(seconds)
+            return {}
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while True:

@@ -11,6 +11,7 @@ import redis
 
 from infra.embedded import EmbeddedServer
 from infra.errors import MillstreamError
+from infra.jobs import RedisJobs
 from infra.memory import MemoryJobs
 from infra.store import JobStore
 
@@ -59,7 +60,6 @@ async def store(store_url: str) -> AsyncIterator[JobStore]:
     if store_url == "memory":
         opened = MemoryJobs()
     else:
-        jobs = pytest.importorskip("infra.jobs")
-        opened = await jobs.RedisJobs.connect(store_url)
+        opened = await RedisJobs.connect(store_url)
     yield opened
     await opened.close()

@@ -23,6 +23,7 @@ from jobs_for_tests import (
 from infra import keys
 from infra.contracts import EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
 from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, UnknownJob
+from infra.jobs import RedisJobs
 from infra.memory import MemoryJobs
 from infra.settings import QueueSettings
 from infra.states import Status
@@ -659,6 +660,8 @@ async def test_waiting_ends_when_the_time_is_up(store: JobStore, lane: int) -> N
     assert await asyncio.wait_for(store.wait_for_work([lane], timeout=0.02), 10) == set()
     await store.wait_for_events([lane], timeout=0)
     assert await asyncio.wait_for(store.wait_for_events([lane], timeout=0.02), 10) == set()
+    assert await asyncio.wait_for(store.wait_for_work([], timeout=0.02), 10) == set()
+    assert await asyncio.wait_for(store.wait_for_events([], timeout=0.02), 10) == set()
 
 
 async def test_waiting_names_running_jobs_that_were_ended(store: JobStore, lane: int) -> None:
@@ -710,8 +713,6 @@ async def test_waiting_names_jobs_whose_logs_grew(store: JobStore, lane: int) ->
 async def _short_lived(store_url: str, settings: QueueSettings) -> JobStore:
     if store_url == "memory":
         return MemoryJobs(settings=settings)
-    from infra.jobs import RedisJobs
-
     return await RedisJobs.connect(store_url, settings=settings)
 
 
