@@ -108,7 +108,6 @@ class Reader:
                 raise GatewayClosing
             events = await self._read() if self.is_behind else self._take()
             if events:
-                self.position = events[-1].sequence_number
                 return events
             if self.is_behind:
                 continue
@@ -126,10 +125,12 @@ class Reader:
         self._queue.clear()
         self._looked_at = asyncio.get_running_loop().time()
         events = await self._hub.read_patiently(self._log.job_id, self.position)
+        if events:
+            self.position = events[-1].sequence_number
         if len(events) >= self._hub.page:
             self.is_behind = True
         else:
-            self._log.skip_to(events[-1].sequence_number if events else self.position)
+            self._log.skip_to(self.position)
         return events
 
     def _take(self) -> list[Event]:
@@ -140,6 +141,8 @@ class Reader:
         if events and events[0].sequence_number != self.position + 1:
             self.is_behind = True
             return []
+        if events:
+            self.position = events[-1].sequence_number
         return events
 
     def push(self, events: list[Event]) -> None:
