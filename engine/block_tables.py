@@ -111,13 +111,6 @@ class BlockTables:
         table += blocks
         return True
 
-    def reach(self, sequence: Sequence) -> int:
-        """The furthest position that `try_grow` could make writable now."""
-        num_new = self.pool.num_available - self._must_copy(sequence)
-        if num_new < 0:
-            return sequence.num_computed_tokens
-        return (len(sequence.block_table) + num_new) * self.pool.block_size
-
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares all blocks of the parent, which must be computed to the same position."""
         for block in parent.block_table:

@@ -202,12 +202,9 @@ class Scheduler:
         end = min(target, start + budget)
         while not self.roster.tables.try_grow(sequence, end):
             victim = self.roster.running.last()
-            if victim is not sequence:
-                self._preempt(victim)
-                continue
-            end = min(end, self.roster.tables.reach(sequence))  # the last takes what is there, and keeps what it has
-            if end <= start:
-                return None
+            if victim is sequence:
+                return None  # it keeps what it has until those before it are done
+            self._preempt(victim)
         draws = sequence.draws if end == target else []
         num_logits = max(1 if draws else 0, _num_prompt_logits(sequence, start, end))
         return Row(sequence, start, sequence.tokens(start, end), sequence.block_table, num_logits, draws)
@@ -215,8 +212,8 @@ class Scheduler:
     def _try_start(self, now: float) -> Sequence | None:
         """Starts the sequence that goes first, if there is a seat and room; the policy may preempt for it."""
         sequence = self.roster.waiting.peek()
-        if sequence is None:
-            return None
+        if sequence is None or (self._has_preempted and sequence.state is not SequenceState.WAITING):
+            return None  # what this plan has preempted does not come back in it
         target = sequence.target
         while not (
             self.roster.running.has_seats_for(sequence)

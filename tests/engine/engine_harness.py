@@ -44,6 +44,8 @@ class CheckedRunner(FakeRunner):
         self.llm: LLM
         self.plans: list[Plan] = []
         self.num_failures = 0
+        self.running_before: set[int] = set()  # ids of the sequences that ran before this step
+        self.num_preempted_before = 0
         self.fail_next: str | None = None  # "before" anything is done, or "after" all of it
 
     def execute(self, plan: Plan) -> StepResult:
@@ -69,8 +71,19 @@ class CheckedRunner(FakeRunner):
         invariants.plan_within_pool(plan, scheduler)
         invariants.writes_are_exclusive(plan, scheduler)
         if not self.num_failures:  # a plan that is executed in parts does not hold everyone
+            invariants.copies_serve_rows(plan, scheduler)
             invariants.the_first_goes_on(plan, scheduler)
+            if self.num_preempted() > self.num_preempted_before and not scheduler.roster.policy.preempts:
+                invariants.nothing_starts_where_blocks_ran_out(plan, self.running_before)
             invariants.nothing_waits_idly(plan, scheduler)
+
+    def note_what_runs(self) -> None:
+        self.running_before = {id(sequence) for sequence in self.llm._scheduler.roster.running}
+        self.num_preempted_before = self.num_preempted()
+
+    def num_preempted(self) -> int:
+        roster = self.llm._scheduler.roster
+        return roster.num_recomputes + roster.num_swaps
 
     def _fail(self) -> None:
         self.num_failures += 1
@@ -107,6 +120,7 @@ class Harness:
 
     def step(self) -> list[RequestDelta]:
         self.clock.now += 0.01
+        self.runner.note_what_runs()
         told = self.llm.step()
         self.take(told)
         invariants.conservation(self.scheduler)

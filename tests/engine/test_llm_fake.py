@@ -305,6 +305,9 @@ def test_prompt_logprobs_are_told_once_also_when_going_on() -> None:
 # ---- failures
 
 
+BAD = "Bad, and several blocks long so that there is something to free"
+
+
 class Failing(FakeRunner):
     """Raises for every step that holds a prompt with this byte, as a forward with a bad row would."""
 
@@ -317,16 +320,23 @@ class Failing(FakeRunner):
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_row_that_cannot_be_computed_fails_alone(n: int) -> None:
     llm = make(Failing, max_num_batched_tokens=64)
-    prompts = ["good a", "good b", "Bad", "good c", "good d"]
+    prompts = ["good a", "good b", BAD, "good c", "good d"]
     outputs = llm.generate(prompts, SamplingParams(n=n, seed=1, max_tokens=9))
     for prompt, output in zip(prompts, outputs, strict=True):
-        if prompt == "Bad":
+        if prompt == BAD:
             assert [choice.finish_reason for choice in output.choices] == ["error"] * n
             assert all("cannot compute this" in (choice.error or "") for choice in output.choices)
         else:
             invariants.outputs_equal_alone(output, alone(prompt, n=n, seed=1, max_tokens=9))
     assert llm.stats().num_failed_rows == 1 and llm.stats().num_held_blocks == 0
     llm.check_integrity()
+
+
+def test_bad_rows_among_good_ones_do_not_pass_for_a_dead_device() -> None:
+    llm = make(Failing)
+    for _ in range(2 * MAX_FAILURES_IN_A_ROW):
+        assert llm.generate(BAD, SamplingParams(max_tokens=2))[0].choices[0].finish_reason == "error"
+        assert llm.generate("good", SamplingParams(max_tokens=2))[0].choices[0].finish_reason == "length"
 
 
 class Dead(FakeRunner):

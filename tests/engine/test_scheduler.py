@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -304,6 +305,55 @@ def test_waste_on_a_bulk_trace_is_at_most_four_percent() -> None:
     assert unused / allocated <= 0.04
 
 
+def test_what_is_promised_to_a_prefill_is_not_given_away() -> None:
+    harness = Harness(block_size=BLOCK, num_kv_blocks=10, max_num_batched_tokens=16, max_num_seqs=4)
+    harness.add("long", [1] * 64, max_tokens=10)
+    harness.add("next", [2] * 32, max_tokens=1)
+    harness.run()
+    assert [harness.output(each).timeline.num_preemptions for each in ("long", "next")] == [0, 0]
+
+
+def test_a_request_starts_with_seats_for_all_its_choices() -> None:
+    harness = Harness(block_size=BLOCK, num_kv_blocks=64, max_num_seqs=4)
+    for request_id in ("a", "b"):
+        harness.add(request_id, [1] * 4, max_tokens=10)
+    harness.step()
+    harness.add("forks", [2] * 4, n=3, max_tokens=4)
+    harness.run()
+    timeline = harness.output("forks").timeline
+    assert timeline.num_preemptions == 0 and timeline.queued_seconds == pytest.approx(0.10)
+
+
+def test_a_block_that_two_fill_in_turn_is_swapped_as_each_left_it() -> None:
+    """Siblings share a part-filled block: one is swapped out, the other writes on in place and is swapped out later."""
+    harness = Harness(
+        block_size=BLOCK, num_kv_blocks=5, num_host_slots=30, max_num_seqs=4, preemption_mode="swap",
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    harness.add("first", [1] * 14, max_tokens=20, seed=1)
+    harness.add("forks", [2] * 20, n=2, max_tokens=12, seed=2)
+    harness.run()
+    assert harness.output("forks").timeline.num_swaps >= 2
+    assert_alone(harness, "first", [1] * 14, max_tokens=20, seed=1)
+    assert_alone(harness, "forks", [2] * 20, n=2, max_tokens=12, seed=2)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_a_sequence_that_was_to_copy_a_block_can_be_preempted_by_the_same_plan(mode: str) -> None:
+    harness = Harness(
+        block_size=BLOCK, num_kv_blocks=12, num_host_slots=30, max_num_seqs=4, preemption_mode=mode,
+        scheduling_policy="priority", enable_prefix_caching=False,
+    )  # fmt: skip
+    plans = record_plans(harness)
+    harness.add("forks", [2] * 20, n=3, max_tokens=12, seed=2, priority=1)
+    harness.step()
+    harness.add("urgent", [1] * 70, max_tokens=4, seed=1, priority=0)
+    harness.run()
+    assert not plans[1].copies and plans[1].rows[-1].sequence.request.request_id == "urgent"
+    assert_alone(harness, "forks", [2] * 20, n=3, max_tokens=12, seed=2, priority=1)
+    assert_alone(harness, "urgent", [1] * 70, max_tokens=4, seed=1, priority=0)
+
+
 # ---- coming and going
 
 
@@ -422,21 +472,41 @@ def test_what_ends_a_sequence(outputs: list[int], expected: object) -> None:
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
-def test_a_step_that_fails_once_costs_nobody_a_token(where: str, mode: str) -> None:
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("every", [1, 2, 3, 5])
+def test_steps_that_fail_at_first_cost_nobody_a_token(where: str, mode: str, caching: bool, every: int) -> None:
     harness = Harness(
         block_size=BLOCK, num_kv_blocks=14, num_host_slots=50, max_num_seqs=8, preemption_mode=mode,
-        enable_host_prefix_cache=True,
+        enable_prefix_caching=caching, enable_host_prefix_cache=caching,
     )  # fmt: skip
     prompts = [[index] * 19 for index in range(4)]
     for index, prompt in enumerate(prompts):
         harness.add(f"r{index}", prompt, n=2, max_tokens=25, seed=index)
-    while harness.llm.has_unfinished():
-        harness.runner.fail_next = where  # each step fails at first: forks, swaps and copies are all hit
+    for step in itertools.count():
+        if not harness.llm.has_unfinished():
+            break
+        if step % every == 0:
+            harness.runner.fail_next = where  # forks, swaps and copies are hit, going out and coming back
         harness.step()
-    assert harness.runner.num_failures > 25
+    assert harness.runner.num_failures > 25 / every
     for index, prompt in enumerate(prompts):
         assert_alone(harness, f"r{index}", prompt, n=2, max_tokens=25, seed=index)
     invariants.nothing_is_held(harness.scheduler)
+
+
+def test_prefixes_whose_copy_to_the_host_failed_are_not_found_there() -> None:
+    harness = Harness(block_size=BLOCK, num_kv_blocks=8, num_host_slots=32, enable_host_prefix_cache=True)
+    prompt = list(range(33))
+    harness.add("first", prompt, max_tokens=2, seed=1)
+    harness.run()
+    harness.add("filler", list(range(100, 160)), max_tokens=2)
+    while harness.llm.has_unfinished():
+        harness.runner.fail_next = "before"
+        harness.step()
+    harness.add("again", prompt, max_tokens=2, seed=1)
+    harness.run()
+    assert harness.output("again").num_cached_tokens == 0
+    assert_alone(harness, "again", prompt, max_tokens=2, seed=1)
 
 
 def test_an_interrupted_step_can_be_made_again() -> None:
