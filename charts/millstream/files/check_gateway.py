@@ -1,6 +1,6 @@
 """What `helm test` runs: the gateway is ready, and what autoscalers read from it is a number for every alias.
 
-    check_gateway.py http://gateway:8080 alias...
+check_gateway.py http://gateway:8080 alias...
 """
 
 import json

@@ -17,7 +17,7 @@
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if hasPrefix "MILLSTREAM_" .name -}}
-{{- fail (printf "extraEnv: %s is a setting: write it under `settings` of its process, or under `queue`" .name) -}}
+{{- fail (printf "extraEnv: %s is a setting: write it under `settings` of its process, or a pool's `engine`" .name) -}}
 {{- end -}}
 {{- $secret := regexMatch "(?i)(^|_)(secret|token|password|passwd|credentials?|api_?key|access_?key)(_|$)" .name -}}
 {{- if and .value $secret (not (hasSuffix "_FILE" .name)) -}}
