@@ -47,7 +47,7 @@ class TorchRunner:
         self.vocab_size = decoder.config.vocab_size
         self.max_model_len = max_model_len
         self.block_size, self.num_kv_blocks, self.num_host_slots = block_size, num_kv_blocks, num_host_slots
-        self._decoder = decoder
+        self.decoder = decoder
         self._kv = KVStorage(decoder.config, block_size, num_kv_blocks, num_host_slots, dtype, decoder.device)
 
     def execute(self, plan: Plan) -> StepResult:
@@ -55,14 +55,14 @@ class TorchRunner:
         try:
             return self._execute(plan)
         except torch.AcceleratorError as error:  # sticky: every later call would fail as well
-            raise DeviceFailed(f"{self._decoder.device}: {error}") from error
+            raise DeviceFailed(f"{self.decoder.device}: {error}") from error
 
     def _execute(self, plan: Plan) -> StepResult:
         self._kv.apply(plan)
         if not plan.rows:
             return StepResult([])
-        batch = build_batch(plan.rows, self.block_size, self._decoder.device)
-        logits = self._decoder.forward(batch, self._kv)
+        batch = build_batch(plan.rows, self.block_size, self.decoder.device)
+        logits = self.decoder.forward(batch, self._kv)
         first_places = _first_logits(plan.rows)
         draws = [
             Draw(first + row.num_logits - 1, sequence)
