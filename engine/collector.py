@@ -9,13 +9,14 @@ from engine.outputs import Choice, RequestOutput, Timeline
 if TYPE_CHECKING:
     from engine.outputs import RequestDelta
     from engine.plan import PositionLogprobs
-    from engine.sequence import Request
 
 
 class Collector:
-    def __init__(self, request: Request) -> None:
-        self._request = request
-        self._choices = [Choice(index, [], "", None) for index in range(len(request.sequences))]
+    def __init__(self, request_id: str, prompt_token_ids: list[int], num_choices: int) -> None:
+        self._request_id = request_id
+        self._prompt_token_ids = prompt_token_ids
+        self._choices = [Choice(index, [], "", None) for index in range(num_choices)]
+        self._num_cached_tokens = 0
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._timeline: Timeline | None = None
 
@@ -34,6 +35,7 @@ class Collector:
                     each.stop_reason,
                     each.error,
                 )
+        self._num_cached_tokens = delta.num_cached_tokens
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs = delta.prompt_logprobs
         if delta.timeline is not None:
@@ -42,13 +44,13 @@ class Collector:
     def output(self) -> RequestOutput:
         """The whole, once the last delta is in."""
         if self._timeline is None:
-            raise RuntimeError(f"request {self._request.request_id} has not finished")
+            raise RuntimeError(f"request {self._request_id} has not finished")
         return RequestOutput(
-            self._request.request_id,
-            self._request.prompt_token_ids,
+            self._request_id,
+            self._prompt_token_ids,
             self._choices,
-            self._request.num_prompt_tokens,
-            self._request.num_cached_tokens,
+            len(self._prompt_token_ids),
+            self._num_cached_tokens,
             self._prompt_logprobs,
             self._timeline,
         )

@@ -170,7 +170,8 @@ class LLM:
             for index, (prompt, its_params) in enumerate(zip(listed, each, strict=True)):
                 request_id = f"generate-{index}"
                 self.add_request(request_id, prompt, its_params)  # type: ignore[arg-type]
-                collectors[request_id] = Collector(self._streams[request_id].request)
+                request = self._streams[request_id].request
+                collectors[request_id] = Collector(request_id, request.prompt_token_ids, len(request.sequences))
             while self.has_unfinished():
                 for delta in self.step():
                     collectors[delta.request_id].add(delta)

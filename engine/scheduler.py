@@ -6,8 +6,8 @@
 
 One step: `plan(now)`, the forward, `commit(plan, result)`; or `abandon(plan)` where the forward failed.
 A plan spends one budget of tokens: every decoding sequence first (one token each), then prefill chunks in the policy's
-order, then sequences that start. Where blocks run out, running work is preempted, the policy's last first; nothing
-starts in a step that had to preempt for blocks.
+order, then sequences that start. Where blocks run out, running work is preempted, the policy's last first; what a plan
+preempts does not come back in it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Scheduler:
         self._needy: list[Row] = []  # decoding rows that may need a block before they go on
         self._step_index = 0
         self._in_flight: Plan | None = None
-        self._has_preempted = False  # for blocks, in the plan in the making
+        self._has_preempted = False  # in the plan in the making
 
     # ---- requests come and go
 
@@ -97,8 +97,7 @@ class Scheduler:
         self._grow_decodes()
         budget = self._prefill_budget()
         chunks = self._chunk_prefills(budget)
-        if not self._has_preempted:
-            chunks += self._start_waiting(budget - sum(len(row.token_ids) for row in chunks), now)
+        chunks += self._start_waiting(budget - sum(len(row.token_ids) for row in chunks), now)
         chunks = _running(chunks)  # some may have been preempted again
         decoding = self.roster.running.decoding
         copies, swap_out, swap_in = self.roster.tables.take_moves()
@@ -213,7 +212,7 @@ class Scheduler:
         """Starts the sequence that goes first, if there is a seat and room; the policy may preempt for it."""
         sequence = self.roster.waiting.peek()
         if sequence is None or (self._has_preempted and sequence.state is not SequenceState.WAITING):
-            return None  # what this plan has preempted does not come back in it
+            return None
         target = sequence.target
         while not (
             self.roster.running.has_seats_for(sequence)

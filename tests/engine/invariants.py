@@ -70,11 +70,6 @@ def copies_serve_rows(plan: Plan, scheduler: Scheduler) -> None:
     assert {move.target for move in plan.copies} <= written, "a block is copied for nobody"
 
 
-def nothing_starts_where_blocks_ran_out(plan: Plan, running_before: set[int]) -> None:
-    """A step that had to preempt for blocks starts nothing."""
-    assert {id(row.sequence) for row in plan.rows} <= running_before
-
-
 def writes_are_exclusive(plan: Plan, scheduler: Scheduler) -> None:
     """A row writes only blocks that no other sequence holds and that no prefix is known by."""
     pool = scheduler.roster.pool

@@ -306,11 +306,15 @@ def test_waste_on_a_bulk_trace_is_at_most_four_percent() -> None:
 
 
 def test_what_is_promised_to_a_prefill_is_not_given_away() -> None:
-    harness = Harness(block_size=BLOCK, num_kv_blocks=10, max_num_batched_tokens=16, max_num_seqs=4)
-    harness.add("long", [1] * 64, max_tokens=10)
-    harness.add("next", [2] * 32, max_tokens=1)
+    """A prompt stalls two blocks short of its end; a later one that would fit the last block does not pass it."""
+    harness = Harness(block_size=BLOCK, num_kv_blocks=10, max_num_batched_tokens=17, max_num_seqs=4)
+    harness.add("grows", [1] * 15, max_tokens=14)
+    harness.step()
+    harness.add("stalls", [2] * 64, max_tokens=3)
+    harness.add("small", [3] * 8, max_tokens=1)
     harness.run()
-    assert [harness.output(each).timeline.num_preemptions for each in ("long", "next")] == [0, 0]
+    assert harness.finished[0] == "grows"
+    assert harness.output("stalls").timeline.num_preemptions == 0
 
 
 def test_a_request_starts_with_seats_for_all_its_choices() -> None:
@@ -349,7 +353,7 @@ def test_a_sequence_that_was_to_copy_a_block_can_be_preempted_by_the_same_plan(m
     harness.step()
     harness.add("urgent", [1] * 70, max_tokens=4, seed=1, priority=0)
     harness.run()
-    assert not plans[1].copies and plans[1].rows[-1].sequence.request.request_id == "urgent"
+    assert not plans[1].copies and [row.sequence.request.request_id for row in plans[1].rows] == ["urgent"]
     assert_alone(harness, "forks", [2] * 20, n=3, max_tokens=12, seed=2, priority=1)
     assert_alone(harness, "urgent", [1] * 70, max_tokens=4, seed=1, priority=0)
 
