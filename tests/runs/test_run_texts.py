@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.params import SamplingParams
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from infra.blobs import open_blobs
@@ -16,7 +17,7 @@ from infra.runs import DocumentSource, Style, SummaryParams
 from tests.models import CHAT_TEMPLATE, write_tiny_tokenizer
 from worker.runs.budget import DEFAULT_CHUNK_TOKENS, MARGIN_TOKENS, budget_of
 from worker.runs.documents import DocumentRefused, read_document
-from worker.runs.prompts import item_tokens, map_prompt, reduce_prompt
+from worker.runs.prompts import item_tokens, map_prompt, reduce_prompt, sampling
 from worker.runs.text_models import TextModel
 
 PARAGRAPH = "The station was built in 1921. It has two platforms.\n\n北京的春天来了。😺😺\n\n# A heading\nand more"
@@ -108,6 +109,12 @@ def test_prompts_share_their_beginning_and_say_what_is_wanted() -> None:
     assert map_prompt(own, "x", is_final=True).startswith("List the risks")
     assert reduce_prompt(own, ["a", "b"], is_final=True).endswith("a\n\nb")
     assert "List the risks" not in map_prompt(own, "x", is_final=False)  # parts are summarized, the end is as asked
+
+
+@pytest.mark.parametrize("max_tokens", [1, 16, 64, 128, 4096, 8192])
+def test_the_parameters_are_ones_that_the_engine_takes(max_tokens: int) -> None:
+    params = SamplingParams.from_mapping(sampling(max_tokens)).validated(vocab_size=320)
+    assert params.is_greedy and params.max_tokens == max_tokens and 0 < params.frequency_penalty <= 0.3
 
 
 def test_a_model_without_a_chat_template_is_asked_plainly(model: TextModel) -> None:

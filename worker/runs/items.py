@@ -17,7 +17,7 @@ from infra.states import TERMINAL, Status
 from infra.store import JobStore
 from worker.runs import progress
 from worker.runs.progress import ItemResult
-from worker.runs.prompts import item_tokens, map_prompt, reduce_prompt
+from worker.runs.prompts import item_tokens, map_prompt, reduce_prompt, sampling
 from worker.runs.text_models import TextModel
 
 MAX_INLINE_BYTES = 256 * 1024  # a larger spec goes to the blob store
@@ -89,7 +89,7 @@ class Items:
                 f"the prompt and a summary of {max_tokens} take {cost_tokens} tokens; "
                 f"the model holds {model.context_tokens}",
             )
-        spec.params = {"temperature": 0.0, "max_tokens": max_tokens, "seed": 0}
+        spec.params = sampling(max_tokens)
         spec.run_item = RunItem(run_id=header.run.id, item_id=f"{document.number}:{item}")
         spec.salt = header.run.salt
         return spec, cost_tokens

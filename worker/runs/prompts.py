@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from infra.runs import Style, SummaryParams
 
 MIN_PART_TOKENS = 64  # of a part's summary, so that a short final one still has something to draw on
+MAX_FREQUENCY_PENALTY = 0.3
 WORDS_PER_TOKEN = 0.7  # of English; what the model is told is a wish, the token limit is what holds
 
 _ASK = {
@@ -24,6 +25,16 @@ _PARTS = "the document whose parts are summarized below, in order"
 def item_tokens(params: SummaryParams, *, is_final: bool) -> int:
     """Tokens that one item may write at most."""
     return params.target_tokens if is_final else max(params.target_tokens, MIN_PART_TOKENS)
+
+
+def sampling(max_tokens: int) -> dict[str, float | int]:
+    """Parameters of an item's job: greedy, so that the same text gives the same summary.
+
+    Small models fall into loops that way; a mild penalty on what was written already breaks them. It grows with each
+    repetition, so longer texts, in which common words must come back, get less of it.
+    """
+    penalty = round(min(MAX_FREQUENCY_PENALTY, 32 / max_tokens), 3)
+    return {"temperature": 0.0, "frequency_penalty": penalty, "max_tokens": max_tokens, "seed": 0}
 
 
 def map_prompt(params: SummaryParams, text: str, *, is_final: bool) -> str:
