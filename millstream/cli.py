@@ -36,6 +36,7 @@ def build_app() -> App:
         result_action="return_value",
         exit_on_error=False,
         print_error=False,
+        suppress_keyboard_interrupt=False,
     )
     for name, help_line in _COMMANDS.items():
         noun = name.replace("-", "_")

@@ -12,12 +12,13 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import App, Group, Parameter
 
 from millstream.comments import field_comments
 from millstream.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., int])
+Settings = TypeVar("Settings")
 
 # Names that other tools have given to some settings; our own name of the variable wins over them.
 CONVENTIONAL: Mapping[str, str] = {
@@ -107,6 +108,23 @@ def takes_settings(command: Command) -> Command:
     called_with_flags.__name__ = command.__name__
     called_with_flags.__doc__ = command.__doc__
     return called_with_flags  # type: ignore[return-value]
+
+
+def from_environment(kind: type[Settings]) -> Settings:
+    """Settings as the environment and the file that it names give them, without any flag."""
+    from millstream.toml_file import apply_toml
+
+    seen: list[Settings] = []
+
+    def command(settings: Settings) -> int:
+        seen.append(settings)
+        return 0
+
+    command.__annotations__["settings"] = kind
+    app = App(config=[apply_toml], result_action="return_value", exit_on_error=False, print_error=False)
+    app.default(takes_settings(command))
+    app([])
+    return seen[0]
 
 
 def _flags(kind: type, group: Group) -> list[inspect.Parameter]:

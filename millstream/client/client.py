@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
 
 from api_gateway.schemas.jobs import JobList, JobView
+from api_gateway.schemas.runs import RunOut
 from millstream.client.caller import Caller
 from millstream.client.job import JobHandle
+from millstream.client.run import RunHandle
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 
 Tier = Literal["interactive", "standard", "bulk"]
+Style = Literal["abstract", "bullets", "headline"]
 
 
 class _ModelCard(msgspec.Struct):
@@ -94,6 +97,52 @@ class Client:
             if not page.has_more or page.last_id is None:
                 return
             after = page.last_id
+
+    def summarize(
+        self,
+        documents: Iterable[str | Mapping[str, Any]],
+        *,
+        model: str,
+        style: Style = "abstract",
+        template: str | None = None,
+        target_tokens: int = 128,
+        chunk_tokens: int | None = None,
+        overlap_tokens: int = 0,
+        fan_in: int = 8,
+        language: str | None = None,
+        tier: Tier = "bulk",
+        priority: int = 0,
+        deadline: float | str | None = None,
+        webhook: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+    ) -> RunHandle:
+        """Starts a run that summarizes documents: texts, or mappings with `text` or `uri`, and `id` and `name`.
+
+        A bad document gets an error of its own. Sent with an idempotency key, as `submit` is.
+        """
+        body = {
+            "documents": [{"text": one} if isinstance(one, str) else one for one in documents],
+            "model": model,
+            "style": style,
+            "template": template,
+            "target_tokens": target_tokens,
+            "chunk_tokens": chunk_tokens,
+            "overlap_tokens": overlap_tokens,
+            "fan_in": fan_in,
+            "language": language,
+            "tier": tier,
+            "priority": priority,
+            "deadline": deadline,
+            "webhook": webhook,
+            "metadata": metadata or {},
+        }
+        key = {"idempotency-key": idempotency_key or uuid.uuid4().hex}
+        return self.run(self._caller.call("POST", "/v1/runs/summarize", RunOut, body=body, headers=key).id)
+
+    def run(self, run_id: str) -> RunHandle:
+        """A handle to a run known by its id; nothing is asked yet."""
+        return RunHandle(run_id, self._caller)
 
     def models(self) -> list[str]:
         """Names of the models that are served."""

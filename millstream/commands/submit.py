@@ -13,7 +13,8 @@ from millstream.errors import CommandError, UsageError
 
 
 def submit(
-    text: str,
+    text: str | None = None,
+    /,
     *,
     model: str | None = None,
     kind: Literal["generate", "chat"] = "generate",
@@ -31,7 +32,7 @@ def submit(
     Parameters
     ----------
     text
-        What to continue, or to answer as a user's message (--kind chat); `-` reads it from standard input.
+        What to continue, or to answer as a user's message (--kind chat); read from standard input if left out.
     model
         The served model; may be left out where there is only one.
     max_tokens
@@ -49,7 +50,7 @@ def submit(
     """
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     sampling = {**_object(params), **{name: value for name, value in given.items() if value is not None}}
-    content = sys.stdin.read() if text == "-" else text
+    content = _standard_input() if text is None else text
     with connection.open() as client:
         job = client.submit(
             [{"role": "user", "content": content}] if kind == "chat" else content,
@@ -69,6 +70,15 @@ def submit(
         if status != "succeeded":
             raise CommandError(f"{job.id} has {status}")
     return 0
+
+
+def _standard_input() -> str:
+    if sys.stdin.isatty():
+        raise UsageError("give a text, or pipe one in")
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text: {error}") from error
 
 
 def _object(text: str | None) -> dict[str, object]:

@@ -1,10 +1,9 @@
-"""From what is named on the command line to documents: files, `-`, JSONL, URIs. A bad one never hurts the others."""
+"""From what is named on the command line to documents: files, JSONL, URIs. A bad one never hurts the others."""
 
 from __future__ import annotations
 
 import codecs
 import gzip
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -51,11 +50,10 @@ def read_documents(names: Sequence[str]) -> list[Document]:
 
 
 def _read(name: str) -> Iterator[Document]:
-    if name == "-":
-        yield _decoded("stdin", sys.stdin.buffer.read())
-        return
     if "://" in name:
-        yield Document(id=name, name=name, uri=name)
+        readable = name.startswith(("file://", "s3://"))
+        problem = None if readable else "only file:// and s3:// addresses are read"
+        yield Document(id=name, name=name, uri=name, problem=problem)
         return
     path = Path(name)
     plain_name = name.removesuffix(".gz")

@@ -15,17 +15,22 @@ class PlainProgress(Listener):
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._counts: dict[str, tuple[int, int]] = {}  # document id -> (done, of all)
 
     def opened(self, documents: Sequence[DocumentProgress]) -> None:
         self._line(f"{len(documents)} documents")
 
     def changed(self, document: DocumentProgress) -> None:
-        if document.num_chunks is not None:
-            done = document.num_chunks_done + document.num_chunks_failed
-            self._line(f"{document.name}: {done}/{document.num_chunks} chunks")
+        if document.num_chunks is None:
+            return
+        counts = (document.num_chunks_done + document.num_chunks_failed, document.num_chunks)
+        if counts != self._counts.get(document.id):
+            self._counts[document.id] = counts
+            self._line(f"{document.name}: {counts[0]}/{counts[1]} chunks")
 
     def finished(self, document: DocumentProgress) -> None:
-        self._line(f"{document.name}: {document.error or document.status}")
+        told = document.error or document.status
+        self._line(told if told.startswith(document.name) else f"{document.name}: {told}")
         for failure in document.failures:
             self._line(f"{document.name}: {failure}")
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
 from millstream.summarize.progress import DocumentProgress, Listener
 
 _MAX_BARS = 12  # more than a screen would show
-_MAX_NAME = 32
-_MAX_TAIL = 48
+_NAME_WIDTH = 26
+_BAR_WIDTH = 16
+_CHUNKS_WIDTH = 14
 
 
 class TerminalProgress(Listener):
@@ -23,18 +24,21 @@ class TerminalProgress(Listener):
         self._with_summaries = with_summaries
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=_BAR_WIDTH),
             TextColumn("{task.fields[chunks]}"),
-            TimeElapsedColumn(),
             TextColumn("{task.fields[tail]}", style="dim"),
             console=console,
         )
+        self._tail_width = max(console.width - _NAME_WIDTH - _BAR_WIDTH - _CHUNKS_WIDTH - 4, 0)  # 4: gaps
         self._bars: dict[str, TaskID] = {}
         self._tails: dict[str, str] = {}
         self._all: TaskID | None = None
+        self._num_documents = 0
+        self._num_done = 0
 
     def opened(self, documents: Sequence[DocumentProgress]) -> None:
-        self._all = self._progress.add_task("all documents", total=len(documents), chunks="", tail="")
+        self._num_documents = len(documents)
+        self._all = self._progress.add_task("documents", total=len(documents), chunks="", tail="")
         self._progress.start()
 
     def changed(self, document: DocumentProgress) -> None:
@@ -51,7 +55,7 @@ class TerminalProgress(Listener):
             )
 
     def piece(self, document_id: str, text: str) -> None:
-        self._tails[document_id] = (self._tails.get(document_id, "") + text)[-4 * _MAX_TAIL :]
+        self._tails[document_id] = (self._tails.get(document_id, "") + text)[-4 * self._tail_width - 1 :]
         self._show_tail(document_id)
 
     def restarted(self, document_id: str) -> None:
@@ -63,7 +67,8 @@ class TerminalProgress(Listener):
         if bar is not None:
             self._progress.remove_task(bar)
         if self._all is not None:
-            self._progress.advance(self._all)
+            self._num_done += 1
+            self._progress.update(self._all, completed=self._num_done, chunks=f"{self._num_done}/{self._num_documents}")
         if self._with_summaries:
             self._print(document)
 
@@ -77,7 +82,8 @@ class TerminalProgress(Listener):
         bar = self._bars.get(document_id)
         if bar is not None:
             tail = " ".join(self._tails[document_id].split())
-            self._progress.update(bar, tail=tail[-_MAX_TAIL:].replace("[", "\\["))
+            shown = tail[len(tail) - self._tail_width :] if len(tail) > self._tail_width else tail
+            self._progress.update(bar, tail=shown.replace("[", "\\["))
 
     def _print(self, document: DocumentProgress) -> None:
         self._console.print(Text(document.name, style="bold"))
@@ -92,5 +98,5 @@ class TerminalProgress(Listener):
 
 def _shortened(name: str) -> str:
     """The end of a long name says more than its beginning. Square brackets are markup to the bars."""
-    short = name if len(name) <= _MAX_NAME else "…" + name[1 - _MAX_NAME :]
+    short = name if len(name) <= _NAME_WIDTH else "…" + name[1 - _NAME_WIDTH :]
     return short.replace("[", "\\[")
