@@ -39,6 +39,8 @@ STOP_SECONDS = 3.0
 
 def run(store_settings: StoreSettings, settings: DispatcherSettings) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log the URLs, and those may hold secrets
     try:
         asyncio.run(_serve(store_settings, settings))
     except (MillstreamError, ValueError) as error:

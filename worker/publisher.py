@@ -7,13 +7,17 @@ written twice: publications carry their event number, commits their attempt, so 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from infra.contracts import Publication
+from infra.contracts import Hold, Publication
+from infra.errors import Conflict
 from infra.store import JobStore
 from worker.attempt import Attempt, Commit, GiveBack, Phase
 from worker.backoff import until_answered
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -82,7 +86,7 @@ class LanePublisher:
             return [sent for attempt, sent in publications if not attempt.is_over]
 
         refused = await until_answered(
-            lambda: self._store.publish(self._lane, live()), is_wanted=lambda: bool(live()), what="a publication"
+            lambda: self._written(live()), is_wanted=lambda: bool(live()), what="a publication"
         )
         for attempt, sent in publications:
             if attempt.is_over or refused is None:
@@ -92,10 +96,31 @@ class LanePublisher:
             else:
                 attempt.published()
 
+    async def _written(self, publications: list[Publication]) -> list[Hold]:
+        """Writes them; returns the holds refused. A job whose log is shorter than we left it is refused, alone.
+
+        That happens where a server failed over and lost what it had acknowledged. Whoever claims the job next goes on
+        from what is there.
+        """
+        try:
+            return await self._store.publish(self._lane, publications)
+        except Conflict as error:
+            if len(publications) == 1:
+                log.error("%s: its event log has lost events: %s", publications[0].hold.job_id, error)
+                return [publications[0].hold]
+        return [hold for publication in publications for hold in await self._written([publication])]
+
+    async def _committed(self, attempt: Attempt, commit: Commit, last: Publication | None) -> bool:
+        try:
+            return await self._store.commit(attempt.hold, commit.outcome, last=last)
+        except Conflict as error:
+            log.error("%s: its event log has lost events: %s", attempt.job.id, error)
+            return False
+
     async def _commit(self, attempt: Attempt, commit: Commit) -> None:
         last = attempt.take_publication()
         is_good = await until_answered(
-            lambda: self._store.commit(attempt.hold, commit.outcome, last=last),
+            lambda: self._committed(attempt, commit, last),
             is_wanted=lambda: not attempt.is_over,
             what=f"the end of {attempt.job.id}",
         )

@@ -169,3 +169,17 @@ async def test_a_lost_attempt_is_forgotten_while_the_store_is_away(publishing: P
     await until(lambda: publishing.ended == [other])
     assert await publishing.emitted(lost) == []
     assert await publishing.emitted(other) == [2]
+
+
+async def test_a_log_that_lost_events_costs_its_own_attempt_alone(publishing: Publishing) -> None:
+    """As after a failover to a replica that lagged: our next number would leave a gap."""
+    gone, other, committed = [await publishing.claim() for _ in range(3)]
+    for attempt in (gone, committed):
+        attempt._next_number += 2
+    publishing.emit(gone, 1)
+    publishing.emit(other, 2)
+    publishing.commit(committed)
+    await until(lambda: len(publishing.refused) == 2)
+    assert set(publishing.refused) == {gone, committed}
+    assert await publishing.emitted(gone) == []
+    assert await publishing.emitted(other) == [2]

@@ -189,6 +189,7 @@ async def test_a_cancelled_job_leaves_the_engine(backend: Backend) -> None:
         await until(lambda: not running.bridge.attempts)
         await until(lambda: running.worker.stats.num_requests == 0)
         assert running.worker.stats.num_held_blocks == 0
+        assert running.worker.stats.num_generated_tokens < 4000
     job = await the_end(backend.store, cancelled)
     assert job.status is Status.CANCELLED
     told = told_by(await checked_log(backend.store, cancelled))
