@@ -345,6 +345,8 @@ async def test_a_run_for_a_model_that_no_worker_serves_waits(world: World) -> No
     await world.steps.advance(run.id)
     with pytest.raises(UnknownModel, match="later"):
         await world.split_all()
+    await world.steps.advance(run.id)
+    assert world.splits == [(run.id, 0)]  # asked again, without waiting for what failed already
     view = await world.runs.get(run.id)
     assert view is not None and not view.header.is_finished
 

@@ -6,14 +6,17 @@ Celery's threads wait; the work itself is asynchronous and goes on in one event 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from celery import Celery
+from celery.exceptions import SecurityWarning
 from celery.signals import worker_ready
 
 from infra.blobs import open_blobs
@@ -25,6 +28,8 @@ from infra.settings import PipelineSettings, StoreSettings
 from worker.runs.app import ADVANCE, SPLIT, StepSender, make_app
 from worker.runs.steps import RunSteps
 
+log = logging.getLogger(__name__)
+
 NUM_THREADS = 4  # steps at a time; each mostly waits for the store
 
 T = TypeVar("T")
@@ -32,6 +37,7 @@ T = TypeVar("T")
 
 def run(store_settings: StoreSettings, settings: PipelineSettings) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     app = make_app(settings.celery_url or store_settings.server_url)
     loop = StepLoop()
     try:
@@ -47,6 +53,8 @@ def run(store_settings: StoreSettings, settings: PipelineSettings) -> int:
 
 def serve(app: Celery) -> int:
     """A Celery worker in this thread, the process's main one, until a signal ends it."""
+    # Celery warns a root user of pickled messages, which are not accepted here.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = app.Worker(
         pool="threads",
         concurrency=NUM_THREADS,
@@ -69,13 +77,27 @@ def add_tasks(app: Celery, loop: StepLoop, steps: RunSteps) -> None:
     """Registers the two steps. A step that fails says so in the log; the clock of runs sends it again."""
 
     def advance(run_id: str, notices: list[dict[str, Any]]) -> None:
-        loop.call(lambda: steps.advance(run_id, msgspec.convert(notices, list[Notice])))
+        with _failures_logged(run_id):
+            loop.call(lambda: steps.advance(run_id, msgspec.convert(notices, list[Notice])))
 
     def split(run_id: str, number: int) -> None:
-        loop.call(lambda: steps.split(run_id, number))
+        with _failures_logged(run_id):
+            loop.call(lambda: steps.split(run_id, number))
 
     app.task(name=ADVANCE)(advance)
     app.task(name=SPLIT)(split)
+
+
+@contextmanager
+def _failures_logged(run_id: str) -> Iterator[None]:
+    """One line for what is expected to pass: a store or a blob store that is away, a model that no worker serves yet.
+
+    Anything else is Celery's to log, with its traceback. Either way the notices stay, and the step comes again.
+    """
+    try:
+        yield
+    except MillstreamError as error:
+        log.warning("run %s waits: %s", run_id, error)
 
 
 class StepLoop:

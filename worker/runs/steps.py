@@ -12,10 +12,12 @@ import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
+
 from infra import keys
 from infra.blobs import Blobs
 from infra.contracts import JobError, ModelCard, Notice
-from infra.errors import UnknownModel
+from infra.errors import MillstreamError, UnknownModel
 from infra.runs import Document, DocumentState, DocumentUpdate, RunHeader, RunStore, Written, document_blob, output_blob
 from infra.states import Status
 from infra.store import JobStore
@@ -65,8 +67,13 @@ class RunSteps:
         if header is None or header.is_finished:
             return
         for document in await self._runs.documents(run_id, [number]):
-            if document.state.chunks is None and not document.state.is_finished:
+            if not _is_unsplit(document.state):
+                continue
+            try:
                 await self._split(header, document)
+            except MillstreamError:  # the next advance may ask again at once
+                await self._change(run_id, document, _unasked)
+                raise
         await self.advance(run_id)
 
     # --- split ---
@@ -82,7 +89,7 @@ class RunSteps:
             def change(state: DocumentState) -> DocumentState:
                 return progress.refused(state, refused.error, num_bytes=refused.num_bytes)
 
-        await self._change(header.run.id, document, lambda state: change(state) if state.chunks is None else None)
+        await self._change(header.run.id, document, lambda state: change(state) if _is_unsplit(state) else None)
 
     async def _chunked(self, header: RunHeader, document: Document, model: TextModel,
                        text: str) -> Callable[[DocumentState], DocumentState]:  # fmt: skip
@@ -251,6 +258,14 @@ class RunSteps:
             if written is not Written.STALE:
                 return
             (document,) = await self._runs.documents(run_id, [document.number])
+
+
+def _is_unsplit(state: DocumentState) -> bool:
+    return state.chunks is None and not state.is_finished
+
+
+def _unasked(state: DocumentState) -> DocumentState | None:
+    return msgspec.structs.replace(state, split_asked_ms=None) if _is_unsplit(state) else None
 
 
 def child_id(lane: int, run_id: str, number: int, item: str) -> str:
