@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from infra.errors import MillstreamError
 from worker.attempt import Attempt, Commit
 from worker.engine_thread import Report
 
@@ -46,6 +47,10 @@ _COUNTERS: dict[str, tuple[str, str | None, dict[str, Callable[[EngineStats], in
         "in": lambda stats: stats.num_swapped_in_blocks,
     }),
 }  # fmt: skip
+
+
+class MetricsPortTaken(MillstreamError):
+    """The port for metrics cannot be listened on; name another with --metrics-port."""
 
 
 class EngineCollector(Collector):
@@ -106,11 +111,16 @@ class Metrics:
 
     @contextmanager
     def served(self, port: int) -> Iterator[None]:
-        """Serves `/metrics` on `port` from a thread; 0: does not. Raises OSError where the port is taken."""
+        """Serves `/metrics` on `port` from a thread; 0: does not. Raises MetricsPortTaken."""
         if port == 0:
             yield
             return
-        server, thread = start_http_server(port, registry=self.registry)
+        try:
+            server, thread = start_http_server(port, registry=self.registry)
+        except OSError as error:
+            raise MetricsPortTaken(
+                f"metrics cannot be served on port {port}: {error}; name another with --metrics-port"
+            ) from error
         try:
             yield
         finally:
