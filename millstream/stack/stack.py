@@ -39,6 +39,7 @@ from millstream.stack.child import Child, ChildSpec, LogLine
 from millstream.stack.server import KeptServer
 from millstream.stack.settings import UpSettings
 
+_STOP_ORDER = ("gateway", "worker", "pipelines", "dispatcher")  # then the server
 _POLL_SECONDS = 0.05
 _STOP_GRACE_SECONDS = 15.0  # beyond what a process grants itself
 
@@ -76,7 +77,7 @@ class Stack:
         self.up = up or UpSettings()
         self.data_dir = self.up.data_dir or default_data_dir(self.store)
         self.server: KeptServer | None = None  # None where the settings name another
-        self.children: list[Child] = []
+        self._groups: dict[str, list[Child]] = {}  # command -> its processes
         self._log_line = log
         self._log_lock = Lock()
 
@@ -105,19 +106,22 @@ class Stack:
         if self.gateway.port == 0:
             self.gateway = replace(self.gateway, port=_free_port(self.gateway.host))
         self._serve_store()
-        self.children = [Child(spec, self._log) for spec in self._specs()]
-        for child in self.children:
+        for spec in self._specs():
+            child = Child(spec, self._log)
+            self._groups.setdefault(spec.command[-1], []).append(child)
             child.start()
         self._wait_until_ready(began + self.up.ready_seconds)
         self._log("up", f"ready at {self.url} in {time.monotonic() - began:.1f} s")
 
     def stop(self) -> None:
         """Stops everything in order; returns when nothing is left. Harmless where it has been called before."""
-        for group in ("gateway", "worker", "pipelines", "dispatcher"):
-            members = [child for child in self.children if child.spec.name.split("-")[0] == group]
-            for child in members:
+        for command in _STOP_ORDER:
+            group = self._groups.get(command, [])
+            if any(child.pid is not None for child in group):
+                self._log("up", f"stopping {', '.join(child.spec.name for child in group)}")
+            for child in group:
                 child.ask_to_stop()  # all workers drain at the same time
-            for child in members:
+            for child in group:
                 child.stop()
         if self.server is not None:
             if self.server.num_starts > 0:  # else the note is of another tree that uses the folder
@@ -128,6 +132,10 @@ class Stack:
         """Ends every process at once. What was running is continued by the next start."""
         for child in self.children:
             child.kill()
+
+    @property
+    def children(self) -> list[Child]:
+        return [child for group in self._groups.values() for child in group]
 
     @property
     def pids(self) -> list[int]:
@@ -154,14 +162,13 @@ class Stack:
         yield self._spec("gateway", self.gateway, stop_seconds=self.gateway.shutdown_seconds)
         for number in range(1, self.up.workers + 1):
             name = "worker" if number == 1 else f"worker-{number}"
-            yield self._spec(name, self.worker, self.engine, stop_seconds=self.worker.drain_seconds)
+            yield self._spec("worker", self.worker, self.engine, name=name, stop_seconds=self.worker.drain_seconds)
         yield self._spec("pipelines", self.pipelines, stop_seconds=0.0)
         yield self._spec("dispatcher", self.dispatcher, stop_seconds=0.0)
 
-    def _spec(self, name: str, *settings: object, stop_seconds: float) -> ChildSpec:
-        command = name.split("-")[0]
+    def _spec(self, command: str, *settings: object, stop_seconds: float, name: str | None = None) -> ChildSpec:
         return ChildSpec(
-            name=name,
+            name=name or command,
             command=[sys.executable, "-m", "millstream", command],
             environment=environment_of(self.store, *settings, base=os.environ),
             ready_mark=f"{command} ready",

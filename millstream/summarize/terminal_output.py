@@ -11,6 +11,8 @@ from rich.text import Text
 from millstream.summarize.progress import DocumentProgress, Listener
 
 _MAX_BARS = 12  # more than a screen would show
+# What a terminal would obey instead of showing; a model or a file's name may hold anything.
+_CONTROLS = {code: "\ufffd" for code in (*range(0x20), 0x7F, *range(0x80, 0xA0)) if chr(code) not in "\n\t"}
 _NAME_WIDTH = 26
 _BAR_WIDTH = 16
 _CHUNKS_WIDTH = 14
@@ -70,10 +72,10 @@ class TerminalProgress(Listener):
             self._num_done += 1
             self._progress.update(self._all, completed=self._num_done, chunks=f"{self._num_done}/{self._num_documents}")
         if self._with_summaries:
-            self._print(document)
+            self._show_document(document)
 
     def noted(self, text: str) -> None:
-        self._console.print(Text(text, style="yellow"))
+        self._print(text, style="yellow")
 
     def closed(self) -> None:
         self._progress.stop()
@@ -81,22 +83,25 @@ class TerminalProgress(Listener):
     def _show_tail(self, document_id: str) -> None:
         bar = self._bars.get(document_id)
         if bar is not None:
-            tail = " ".join(self._tails[document_id].split())
+            tail = " ".join(self._tails[document_id].split()).translate(_CONTROLS)
             shown = tail[len(tail) - self._tail_width :] if len(tail) > self._tail_width else tail
             self._progress.update(bar, tail=shown.replace("[", "\\["))
 
-    def _print(self, document: DocumentProgress) -> None:
-        self._console.print(Text(document.name, style="bold"))
+    def _show_document(self, document: DocumentProgress) -> None:
+        self._print(document.name, style="bold")
         if document.summary is not None:
-            self._console.print(Text(document.summary.strip()))
+            self._print(document.summary.strip())
         else:
-            self._console.print(Text(f"error: {document.error or document.status}", style="red"))
+            self._print(f"error: {document.error or document.status}", style="red")
         for failure in document.failures:
-            self._console.print(Text(failure, style="yellow"))
+            self._print(failure, style="yellow")
         self._console.print()
+
+    def _print(self, text: str, *, style: str = "") -> None:
+        self._console.print(Text(text.translate(_CONTROLS), style=style))
 
 
 def _shortened(name: str) -> str:
     """The end of a long name says more than its beginning. Square brackets are markup to the bars."""
     short = name if len(name) <= _NAME_WIDTH else "…" + name[1 - _NAME_WIDTH :]
-    return short.replace("[", "\\[")
+    return short.translate(_CONTROLS).replace("[", "\\[")

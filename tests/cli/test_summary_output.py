@@ -141,3 +141,17 @@ def test_terminal_prints_each_document_once_and_takes_no_text_for_markup(is_term
     assert shown.count("[bold]a[/nope].txt\n") >= 1
     assert shown.count("error: the document is empty") == 1
     assert "a [note]" in shown
+
+
+def test_terminal_obeys_no_control_characters() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=False, width=100, color_system=None)
+    progress = TerminalProgress(console, with_summaries=True)
+    bad = replace(A, name="a\x1b[2J.txt")
+    progress.opened([bad])
+    progress.changed(bad)
+    progress.piece("a", "\x1b]0;title\x07 text")
+    progress.finished(replace(bad, status="succeeded", summary="One\x1b[31m\x9b2J line\nand another"))
+    progress.closed()
+    assert "\x1b" not in out.getvalue() and "\x07" not in out.getvalue() and "\x9b" not in out.getvalue()
+    assert "One\ufffd[31m\ufffd2J line\nand another" in out.getvalue()
