@@ -121,6 +121,7 @@ def _gateway(connection: Connection, local: bool, model: str | None) -> Iterator
         return
     from millstream.stack.local import local_stack
 
+    print("starting everything for this call", file=sys.stderr)
     with local_stack(model, log=lambda name, line: None) as stack:
         yield Connection(url=stack.url)
 

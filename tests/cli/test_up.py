@@ -12,8 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import redis
 
+from infra.settings import StoreSettings, WorkerSettings
+from millstream import Stack
 from millstream.client.client import Client
+from millstream.stack.settings import UpSettings
 from tests.cli.processes import Up, until
 
 PARAMS = {"max_tokens": 40, "seed": 7}
@@ -154,3 +158,17 @@ def test_a_second_one_in_the_same_folder_is_refused(up: Callable[..., Up], tmp_p
     with Client(url) as client:
         assert client.models() == ["fake"]
     assert first.stop() == 0
+
+
+def test_a_server_that_is_named_is_used_and_left_running(redis_url: str, tmp_path: Path) -> None:
+    stack = Stack(
+        store=StoreSettings(redis_url=redis_url),
+        worker=WorkerSettings(model="fake"),
+        up=UpSettings(data_dir=tmp_path),
+        log=lambda name, line: None,
+    )
+    with stack, Client(stack.url) as client:
+        assert (stack.server, len(stack.pids)) == (None, 4)
+        assert client.submit("hello", model="fake", params=PARAMS).result().choices[0].text
+    with redis.Redis.from_url(redis_url) as server:
+        assert server.exists("ms:cards")
