@@ -26,7 +26,7 @@ from engine.plan import BlockMove, Plan, Runner, StepResult
 from engine.prompts import bad_word_ids, checked_token_ids, prompt_token_ids
 from engine.scheduler import Scheduler
 from engine.sequence import SEED_MASK, Request, Sequence
-from engine.stats import EngineStats
+from engine.stats import EngineStats, Totals, stats_of
 from engine.streams import RequestStream
 
 __all__ = ["LLM", "EngineStats", "Prompt"]
@@ -74,7 +74,7 @@ class LLM:
         self._executor = IsolatingExecutor(runner, self._scheduler)
         self._streams: dict[str, RequestStream] = {}
         self._early: list[RequestDelta] = []  # told by the next step: ends that needed none
-        self._num_steps = self._num_prompt_tokens = self._num_generated_tokens = self._num_computed_tokens = 0
+        self._totals = Totals()
 
     # ---- the incremental form
 
@@ -101,7 +101,7 @@ class LLM:
         request.salt, request.tenant, request.adapter = salt, tenant, adapter
         stream = RequestStream(request, self.tokenizer)
         self._scheduler.add(request)
-        self._num_prompt_tokens += request.num_prompt_tokens
+        self._totals.num_prompt_tokens += request.num_prompt_tokens
         ends = stream.ends_emitted()
         if ends:
             self._early.append(stream.delta(ends, request.arrival))
@@ -185,39 +185,7 @@ class LLM:
 
     def stats(self) -> EngineStats:
         """Gauges and counters; cheap enough for every step."""
-        roster = self._scheduler.roster
-        pool, tables, waiting = roster.pool, roster.tables, roster.waiting
-        num_allocated = pool.num_held * pool.block_size
-        return EngineStats(
-            num_requests=len(roster.requests),
-            num_running=len(roster.running),
-            num_waiting=len(waiting),
-            num_swapped=waiting.num_swapped,
-            max_num_seqs=self.config.max_num_seqs,
-            block_size=pool.block_size,
-            num_kv_blocks=pool.num_blocks,
-            num_held_blocks=pool.num_held,
-            num_cached_blocks=pool.num_cached,
-            num_free_blocks=pool.num_free,
-            kv_usage=pool.utilization,
-            kv_waste=tables.num_unused_slots(roster.running) / num_allocated if num_allocated else 0.0,
-            free_tokens=self._scheduler.num_free_tokens,
-            num_host_slots=roster.host.num_slots,
-            num_pinned_host_slots=roster.host.num_pinned,
-            num_steps=self._num_steps,
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_generated_tokens=self._num_generated_tokens,
-            num_computed_tokens=self._num_computed_tokens,
-            num_prefix_queried_tokens=roster.cache.num_queried_tokens,
-            num_prefix_hit_tokens=roster.cache.num_hit_tokens,
-            num_preempted_recompute=roster.num_recomputes,
-            num_preempted_swap=roster.num_swaps,
-            num_swapped_out_blocks=tables.num_swapped_out,
-            num_swapped_in_blocks=tables.num_swapped_in,
-            num_failed_rows=self._executor.num_failed_rows,
-            prefill_tokens_per_s=_per_second(self._costs.seconds_per_prefill_token),
-            decode_tokens_per_s=_per_second(self._costs.seconds_per_decode_token),
-        )
+        return stats_of(self._scheduler, self._costs, self._totals, num_failed_rows=self._executor.num_failed_rows)
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where blocks, host slots or books do not add up."""
@@ -275,7 +243,7 @@ class LLM:
             for sequence in row.draws:
                 choice, sampled = stream.choices[sequence.choice], next(samples)
                 found.setdefault(request_id, []).append(choice.advance(sampled))
-                self._num_generated_tokens += sampled.token_id is not None
+                self._totals.num_generated_tokens += sampled.token_id is not None
                 if choice.stop_string is not None:
                     self._scheduler.finish(sequence, "stop", choice.stop_string)
             if index in result.row_errors:
@@ -288,8 +256,8 @@ class LLM:
         return told
 
     def _count(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
-        self._num_steps += 1
-        self._num_computed_tokens += num_tokens
+        self._totals.num_steps += 1
+        self._totals.num_computed_tokens += num_tokens
         self._costs.observe(num_prefill_tokens=num_tokens - num_decodes, num_decode_tokens=num_decodes, seconds=seconds)
 
 
@@ -313,7 +281,3 @@ def _measured_copy(runner: Runner, clock: Callable[[], float]) -> float | None:
     began = clock()
     runner.execute(Plan(0, swap_out=moves, swap_in=moves))
     return (clock() - began) / (2 * count)
-
-
-def _per_second(seconds: float | None) -> float | None:
-    return 1 / seconds if seconds else None

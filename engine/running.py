@@ -17,7 +17,8 @@ class RunningSet:
     def __init__(self, max_num_seqs: int) -> None:
         self.decoding: list[Row] = []  # each row moves on with its sequence, one token a step
         self.prefilling: list[Sequence] = []
-        self._max_num_seqs = max_num_seqs
+        self.needy: list[Row] = []  # decoding rows that may need a block before they go on
+        self.max_num_seqs = max_num_seqs
 
     def __len__(self) -> int:
         return len(self.decoding) + len(self.prefilling)
@@ -33,11 +34,11 @@ class RunningSet:
 
     def num_seats(self, sequence: Sequence) -> int:
         """Seats that a sequence takes: one, or one for each choice that will fork from it."""
-        return min(sequence.num_forks, self._max_num_seqs)
+        return min(sequence.num_forks, self.max_num_seqs)
 
     def has_seats_for(self, sequence: Sequence, *, besides: int = 0) -> bool:
         """Whether it could start, if `besides` more seats were free."""
-        return self.num_seats_taken - besides + self.num_seats(sequence) <= self._max_num_seqs
+        return self.num_seats_taken - besides + self.num_seats(sequence) <= self.max_num_seqs
 
     def start(self, sequence: Sequence) -> None:
         insort(self.prefilling, sequence, key=_order)
@@ -49,6 +50,11 @@ class RunningSet:
         row = Row(sequence, sequence.num_computed_tokens, [newest], sequence.block_table, 1, [sequence])
         insort(self.decoding, row, key=_row_order)
         return row
+
+    def take_needy(self) -> list[Row]:
+        """The decoding rows that may need a block now, in order; asked once a step."""
+        needy, self.needy = self.needy, []
+        return sorted(needy, key=_row_order)
 
     def last(self) -> Sequence:
         """The running sequence that goes last, decoding or not."""
