@@ -28,7 +28,6 @@ from infra.telemetry import Telemetry
 
 log = logging.getLogger("millstream.gateway")
 
-LOCAL_REDIS = "redis://localhost:6379/0"
 BACKLOG = 2048
 IDLE_CONNECTION_SECONDS = 75  # longer than common proxies keep theirs, so that they close first
 WAITING_SHARE = 0.8  # of the time for a shutdown is for clients that wait for a whole answer
@@ -40,6 +39,8 @@ class BadSettings(MillstreamError):
 
 def run(store_settings: StoreSettings, settings: GatewaySettings) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its own start and stop say nothing that we do not
     try:
         check(settings)
         uvloop.run(_serve(store_settings, settings))
@@ -62,7 +63,7 @@ def check(settings: GatewaySettings) -> None:
 
 
 async def _serve(store_settings: StoreSettings, settings: GatewaySettings) -> None:
-    url = store_settings.redis_url or LOCAL_REDIS
+    url = store_settings.server_url
     blobs = open_blobs(store_settings.blobs)
     async with contextlib.AsyncExitStack() as stack:
         store = await RedisJobs.connect(url)
