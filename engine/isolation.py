@@ -1,4 +1,7 @@
-"""Executes a plan so that one bad row costs only itself: a forward that raises is tried again in halves."""
+"""Executes a plan so that one bad row costs only itself: a forward that raises is tried again in halves.
+
+A device that fails at anything is no request's fault: then nothing is ended, and DeviceFailed says so.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engine.errors import DeviceFailed
-from engine.plan import Plan, PositionLogprobs, Sampled, StepResult
+from engine.plan import BlockMove, Plan, PositionLogprobs, Sampled, StepResult
 
 if TYPE_CHECKING:
     from engine.plan import Row, Runner
@@ -43,11 +46,19 @@ class IsolatingExecutor:
             raise
         except Exception:
             log.exception("step %d failed; trying its %d rows in parts", plan.step_index, len(plan.rows))
+            self._check_device()
             rest = self._scheduler.abandon(plan)
             return rest, self._merged(self._try(rest, 0, len(rest.rows)))
         if plan.rows:
             self._num_failures_in_a_row = 0
         return plan, result
+
+    def _check_device(self) -> None:
+        """Tells a request's fault from the device's: a device that still works can copy a block onto itself."""
+        try:
+            self._runner.execute(Plan(0, copies=[BlockMove(0, 0)]))
+        except Exception as error:
+            raise DeviceFailed(f"the device does not even copy a block any more: {error}") from error
 
     def _try(self, plan: Plan, start: int, end: int) -> list[_RowOutcome]:
         """Outcomes of rows start..end. KV before each row's start is as it was, so a row may be computed again."""

@@ -360,6 +360,25 @@ def test_a_device_that_fails_everything_is_reported_as_such(num_requests: int) -
     assert llm.has_unfinished()  # to be handed over
 
 
+class Lost(FakeRunner):
+    def execute(self, plan: Plan) -> StepResult:
+        self.is_lost = getattr(self, "is_lost", False) or plan.step_index > 2
+        if self.is_lost:
+            raise RuntimeError("an illegal memory access was encountered")
+        return super().execute(plan)
+
+
+def test_a_device_that_is_lost_ends_no_request() -> None:
+    llm = make(Lost)
+    for index in range(3):
+        llm.add_request(f"r{index}", "a", SamplingParams(max_tokens=30))
+    ended = [delta for _ in range(2) for delta in llm.step() if delta.finished]
+    with pytest.raises(DeviceFailed, match="does not even copy a block any more: an illegal memory access"):
+        llm.step()
+    assert not ended and llm.stats().num_requests == 3 and llm.stats().num_failed_rows == 0
+    llm.check_integrity()
+
+
 class NotANumber(FakeRunner):
     """One draw fails: choice 1 of whatever it is, at its fourth token."""
 
