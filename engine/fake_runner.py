@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -45,9 +46,14 @@ _MASK = 2**64 - 1
 
 
 class FakeRunner:
-    """`verify_kv` reads each row's whole context back and raises where a slot does not hold what it must."""
+    """`verify_kv` reads each row's whole context back and raises where a slot does not hold what it must.
 
-    def __init__(self, config: EngineConfig, *, verify_kv: bool = False) -> None:
+    `sleep` spends the simulated cost of a step; a simulation's own clock may be moved instead.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, verify_kv: bool = False, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
         self.vocab_size = VOCAB_SIZE
         self.max_model_len = min(config.max_model_len or MAX_MODEL_LEN, MAX_MODEL_LEN)
         self.block_size = config.block_size
@@ -55,6 +61,7 @@ class FakeRunner:
         self.num_host_slots = int(config.swap_space * SLOTS_PER_GIB)
         self._config = config
         self._verify_kv = verify_kv
+        self._sleep = sleep
         self._poison = config.fake_poison.encode() if config.fake_poison else None
         self._kv = [[0] * config.block_size for _ in range(self.num_kv_blocks)]
         self._host = [[0] * config.block_size for _ in range(self.num_host_slots)]
@@ -78,7 +85,7 @@ class FakeRunner:
                 result.prompt_logprobs[index] = prompt_logprobs
         seconds = self._config.fake_seconds_per_step + self._config.fake_seconds_per_token * plan.num_tokens
         if seconds and plan.rows:
-            time.sleep(seconds)
+            self._sleep(seconds)
         return result
 
     def _write(self, row: Row) -> list[int]:
@@ -151,9 +158,11 @@ def _logprobs(digest: int, token_id: int, count: int) -> PositionLogprobs:
     return PositionLogprobs(chosen, tuple(top))
 
 
-def load_fake(config: EngineConfig, *, verify_kv: bool = False) -> LoadedModel:
+def load_fake(
+    config: EngineConfig, *, verify_kv: bool = False, sleep: Callable[[float], None] = time.sleep
+) -> LoadedModel:
     """The model `fake`: a byte-level vocabulary, so any text works, and a chat template."""
-    runner = FakeRunner(config, verify_kv=verify_kv)
+    runner = FakeRunner(config, verify_kv=verify_kv, sleep=sleep)
     info = ModelInfo(
         name="fake",
         max_model_len=runner.max_model_len,

@@ -451,6 +451,16 @@ def test_rates_are_measured_on_the_engines_clock() -> None:
     assert 0 < (stats.prefill_tokens_per_s or 0) <= 5000 and 0 < (stats.decode_tokens_per_s or 0) <= 2000
 
 
+def test_simulated_costs_can_be_spent_on_a_clock_of_ones_own() -> None:
+    spent: list[float] = []
+    config = EngineConfig(fake_seconds_per_step=2.0, fake_seconds_per_token=0.5)
+    llm = LLM(load_fake(config, sleep=spent.append), config, clock=lambda: sum(spent))
+    output = llm.generate([[1] * 10], SamplingParams(max_tokens=4))[0]
+    assert spent == [7.0, 2.5, 2.5, 2.5]
+    assert (output.timeline.prefill_seconds, output.timeline.decode_seconds) == (7.0, 7.5)
+    assert llm.stats().decode_tokens_per_s == 0.4
+
+
 def test_the_timeline_tells_waiting_from_working() -> None:
     harness = Harness(block_size=8, num_kv_blocks=64, max_num_seqs=1, max_num_batched_tokens=16)
     harness.add("first", [1] * 10, max_tokens=11)

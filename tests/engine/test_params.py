@@ -124,6 +124,16 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers(num_prompt:
         SamplingParams().validated(max_model_len=100, num_prompt_tokens=num_prompt)
 
 
+def test_normal_form_is_checked_again_without_a_change() -> None:
+    """The gateway checks, then the engine does."""
+    limits = {"vocab_size": 1000, "max_model_len": 100, "num_prompt_tokens": 60}
+    params = SamplingParams(top_k=-1, temperature=1e-9, max_tokens=90, min_tokens=80, seed=-5, n=3, best_of=3)
+    once = params.validated(**limits)
+    assert (
+        once.validated(**limits) == once == SamplingParams.from_mapping(msgspec.to_builtins(once)).validated(**limits)
+    )
+
+
 def test_the_wire_brings_biases_with_text_keys() -> None:
     mapping = json.loads('{"logit_bias": {"7": 2}, "n": 2}')
     assert SamplingParams.from_mapping(mapping).logit_bias == {7: 2.0}
