@@ -137,6 +137,15 @@ def test_forbidden_tokens_are_never_drawn() -> None:
         assert draw(logits, sequence).token_id in top[2:5]
 
 
+def test_stop_tokens_are_barred_for_exactly_min_tokens() -> None:
+    logits = random_logits(0)
+    logits[50] = 99.0
+    for num_output in range(5):
+        settings = {"min_tokens": 2, "stop_token_ids": frozenset({50}), "presence_penalty": 0.1, "temperature": 0.0}
+        drawn = draw(logits, sequence_of([1] * num_output, **settings)).token_id
+        assert (drawn == 50) is (num_output >= 2)
+
+
 def test_greedy_ties_take_the_lower_id() -> None:
     logits = torch.zeros(VOCAB)
     logits[[650, 31, 644]] = 2.0
