@@ -18,7 +18,14 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from jobs_for_tests import ALIAS, delta, new_job, success
 
 from infra.clock import ManualClock
@@ -32,6 +39,13 @@ from infra.store import JobStore
 LANE = 1
 FAR = 3600.0
 FAR_MS = 10**15
+# Past at once, or never.
+LIMITS: list[dict[str, int]] = [
+    {"queue_ttl_ms": 0},
+    {"deadline_ms": 1},
+    {"attempt_timeout_ms": 0},
+    {"queue_ttl_ms": FAR_MS, "deadline_ms": 2 * FAR_MS, "attempt_timeout_ms": FAR_MS},
+]
 EVENT_SETS: list[list[str]] = [[], ["job.started"], ["job.succeeded", "job.cancelled"], ["job.failed", "job.expired"]]
 
 
@@ -96,19 +110,23 @@ class Twins(RuleBasedStateMachine):
         cost_tokens=st.sampled_from([1, 10, 100]),
         wanted=st.sampled_from([None, *EVENT_SETS]),
         is_child=st.booleans(),
-        queue_ttl_ms=st.sampled_from([None, None, None, 0, FAR_MS]),
-        deadline_ms=st.sampled_from([None, None, None, 1, 2 * FAR_MS]),
-        attempt_timeout_ms=st.sampled_from([None, None, None, 0, FAR_MS]),
-        max_waiting=st.sampled_from([None, None, 3]),
+        limits=st.sampled_from([{}] * 8 + LIMITS),
+        max_waiting=st.sampled_from([None, None, None, 3]),
     )
-    def submit(self, max_waiting: int | None, wanted: list[str] | None, is_child: bool, **fields: Any) -> None:
+    def submit(self, max_waiting: int | None, wanted: list[str] | None, is_child: bool, limits: dict[str, int],
+               **fields: Any) -> None:  # fmt: skip
         job = new_job(
-            LANE, f"{len(self.ids):08d}", **fields,
+            LANE, f"{len(self.ids):08d}", **{**fields, **limits},
             webhook=None if wanted is None else Webhook(url="https://example.com", events=wanted),
             run_item=RunItem(run_id="run", item_id="item") if is_child else None,
         )  # fmt: skip
         if self.both(lambda store: store.submit(job, max_waiting=max_waiting)) is True:
             self.ids.append(job.id)
+
+    @initialize(tiers=st.lists(st.sampled_from(Tier), min_size=2, max_size=5))
+    def submit_some(self, tiers: list[Tier]) -> None:
+        for tier in tiers:
+            self.submit(max_waiting=None, wanted=[], is_child=False, limits={}, tier=tier, cost_tokens=10)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -116,6 +134,15 @@ class Twins(RuleBasedStateMachine):
         job_id = data.draw(st.sampled_from(self.ids))
         job = new_job(LANE, job_id.split("-")[2], tier=Tier.BULK)
         assert self.both(lambda store: store.submit(job)) in (True, False)
+
+    @rule(lease_seconds=st.sampled_from([0.0, FAR]))
+    def claim_any(self, lease_seconds: float) -> None:
+        self.claim("a", free_tokens=None, lease_seconds=lease_seconds, suspects=True)
+
+    @rule(num=st.integers(1, 3))
+    def lose_workers(self, num: int) -> None:
+        for _ in range(num):
+            self.claim("a", free_tokens=None, lease_seconds=0.0, suspects=True)
 
     @rule(
         owner=st.sampled_from(["a", "b"]),
@@ -143,6 +170,13 @@ class Twins(RuleBasedStateMachine):
         first = data.draw(st.sampled_from([None, *range(claim.job.num_events, claim.job.num_events + 4)]))
         events = [delta(f"{token} ", token, attempt=claim.job.attempt) for token in bodies]
         return Publication(hold=claim.hold, events=events, first_number=first)
+
+    @precondition(lambda self: self.claims)
+    @rule(tokens=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+    def publish_latest(self, tokens: list[int]) -> None:
+        claim = self.claims[-1]
+        events = [delta(f"{token} ", token, attempt=claim.job.attempt) for token in tokens]
+        self.both(lambda store: store.publish(LANE, [Publication(hold=claim.hold, events=events)]))
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data())
@@ -183,9 +217,11 @@ class Twins(RuleBasedStateMachine):
     def sweep(self) -> None:
         self.both(lambda store: store.sweep(LANE))
 
-    @rule(paused=st.booleans())
-    def pause(self, paused: bool) -> None:
-        self.both(lambda store: store.set_paused(LANE, paused))
+    @rule()
+    def pause(self) -> None:
+        self.both(lambda store: store.set_paused(LANE, True))
+        assert self.both(lambda store: store.claim(LANE, "a", free_tokens=None, lease_seconds=FAR)) is None
+        self.both(lambda store: store.set_paused(LANE, False))
 
     @rule(hide_seconds=st.sampled_from([0.0, FAR]), limit=st.integers(1, 4))
     def take_notices(self, hide_seconds: float, limit: int) -> None:
