@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
@@ -14,6 +15,22 @@ from litestar.types import Guard
 from api_gateway.errors import NotLocal, Unauthorized
 
 TENANT_WITHOUT_KEYS = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Where a request comes from, as far as it can be told."""
+
+    address: str | None  # None: a socket without addresses
+    host: str | None = None  # the Host header: the name by which this server was called
+    origin: str | None = None  # the Origin header: the page that a browser sends the request for
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine is involved: not a page from elsewhere, nor a name that was bent to point here."""
+        names = [self.address, self.host and urlsplit(f"//{self.host}").hostname]
+        names += [urlsplit(self.origin).hostname or self.origin] if self.origin else []
+        return all(is_loopback(name) for name in names if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,10 @@ class Keyring:
     def is_empty(self) -> bool:
         return not self.digests
 
-    def tenant_of(self, authorization: str | None, client_host: str | None) -> str:
+    def tenant_of(self, authorization: str | None, caller: Caller) -> str:
         """The caller's tenant. Raises Unauthorized, or NotLocal where no keys exist and the caller is elsewhere."""
         if self.is_empty:
-            if client_host is not None and not is_loopback(client_host):
+            if not caller.is_local:
                 raise NotLocal
             return TENANT_WITHOUT_KEYS
         scheme, _, key = (authorization or "").partition(" ")
@@ -72,9 +89,8 @@ def caller_guard(keyring: Keyring) -> Guard:
     """A guard that lets known callers pass and notes their tenant in the request's state."""
 
     def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
-        client = connection.client
-        connection.state.tenant = keyring.tenant_of(
-            connection.headers.get("authorization"), client.host if client else None
-        )
+        headers, client = connection.headers, connection.client
+        caller = Caller(client.host if client else None, headers.get("host"), headers.get("origin"))
+        connection.state.tenant = keyring.tenant_of(headers.get("authorization"), caller)
 
     return identify

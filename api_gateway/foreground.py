@@ -20,7 +20,7 @@ from api_gateway.sse import until_hang_up
 from api_gateway.tasks import end
 from infra.contracts import Event, Job, JobError
 from infra.errors import MillstreamError
-from infra.states import Status
+from infra.states import TERMINAL, Status
 
 LONGEST_SECONDS = 7 * 86400.0
 
@@ -86,11 +86,9 @@ class Foreground:
         return await asyncio.gather(*(self._end(job_id, tenant) for job_id in job_ids))
 
     async def _end(self, job_id: str, tenant: str) -> Job:
-        job = await self.book.get(job_id, tenant)
-        try:
-            job = await self.book.wait(job, timeout=LONGEST_SECONDS)
-        except GatewayClosing:
-            raise _closing(job_id) from None
+        job = await self.book.wait(await self.book.get(job_id, tenant), timeout=LONGEST_SECONDS)
+        if job.status not in TERMINAL:
+            raise _closing(job_id)
         if failure := failure_of(job.status, job.outcome.error if job.outcome else None, job_id):
             raise failure
         return job

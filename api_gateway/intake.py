@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from api_gateway.errors import Throttled
 from infra import keys
 from infra.blobs import Blobs
 from infra.contracts import JobSpec, NewJob, pack
-from infra.errors import QueueFull
+from infra.errors import MillstreamError, QueueFull, StoreUnavailable
 from infra.span_names import request_attributes, request_name
 from infra.store import JobStore
 from infra.telemetry import Telemetry
@@ -68,10 +69,21 @@ class Intake:
             first = await self.claim(idempotency, tenant, ids[0])
             claimed_before = first != ids[0]
             ids = [first, *(_sibling(first, index) for index in range(1, len(ids)))]
-        return [
-            await self._admit(draft, job_id, tenant, parent, claimed_before)
-            for draft, job_id in zip(drafts, ids, strict=True)
-        ]
+        admitted: list[Admitted] = []
+        try:
+            for draft, job_id in zip(drafts, ids, strict=True):
+                admitted.append(await self._admit(draft, job_id, tenant, parent, claimed_before))
+        except MillstreamError:
+            if idempotency is None:  # else a repeated call completes what was begun
+                await self._take_back(admitted)
+            raise
+        return admitted
+
+    async def _take_back(self, admitted: list[Admitted]) -> None:
+        """Cancels the jobs of a request that could not be admitted as a whole; a store that is gone keeps them."""
+        with contextlib.suppress(StoreUnavailable):
+            for one in admitted:
+                await self.store.cancel(one.job_id)
 
     async def claim(self, idempotency: Idempotency, tenant: str, job_id: str) -> str:
         """The id to use under a key: `job_id`, or the one that the key stands for already."""

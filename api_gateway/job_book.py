@@ -7,13 +7,14 @@ import contextlib
 from dataclasses import dataclass
 
 import msgspec
-from infra.blobs import Blobs
 
 from api_gateway import eta
 from api_gateway.cards import Cards
+from api_gateway.errors import GatewayClosing
 from api_gateway.event_hub import EventHub
 from api_gateway.schemas.jobs import JobView, QueueView
 from api_gateway.views import job_view
+from infra.blobs import Blobs
 from infra.contracts import Event, Job, Result
 from infra.errors import EventsGone, UnknownJob
 from infra.states import TERMINAL, Status
@@ -48,17 +49,17 @@ class JobBook:
         data = await asyncio.to_thread(self.blobs.get, result.blob)
         return msgspec.msgpack.decode(data, type=Result)
 
-    async def wait(self, job: Job, *, timeout: float, ends_early: bool = False) -> Job:
-        """The job when it has ended, or as it stands when the time is up. Raises GatewayClosing."""
+    async def wait(self, job: Job, *, timeout: float) -> Job:
+        """The job when it has ended, or as it stands when the time is up or this gateway closes."""
         if job.status in TERMINAL or timeout <= 0:
             return job
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout
-        with self.hub.follow(job.id, after=job.num_events - 1, ends_early=ends_early) as reader:
+        with self.hub.follow(job.id, after=job.num_events - 1) as reader:
             while (left := end - loop.time()) > 0:
                 try:
                     events = await reader.next(timeout=left)
-                except EventsGone:
+                except (EventsGone, GatewayClosing):
                     break
                 if events and events[-1].is_last:
                     break

@@ -18,7 +18,7 @@ from api_gateway.routes.jobs import (
 )
 from api_gateway.routes.models import get_model, list_models
 from api_gateway.routes.runs import cancel_run, create_summarize_run, get_output, get_report, get_run
-from api_gateway.routes.schema import openapi_document
+from api_gateway.routes.schema import home, openapi_document
 
 # Routes for known callers, and those for anyone who can reach this gateway.
 FOR_CALLERS = (
@@ -27,6 +27,6 @@ FOR_CALLERS = (
     create_chat_completion, create_completion, list_models, get_model,
     pause_lane, resume_lane,
 )  # fmt: skip
-FOR_ANYONE = (healthz, readyz, metrics, scale, openapi_document)
+FOR_ANYONE = (healthz, readyz, metrics, scale, openapi_document, home)
 
 __all__ = ["FOR_ANYONE", "FOR_CALLERS"]

@@ -17,7 +17,7 @@ from infra.contracts import Event, Job
 from infra.errors import BadRequest, EventsGone, MillstreamError
 from infra.states import TERMINAL
 
-Start = Annotated[int, QueryParameter(ge=-1, description="number of the last event you have")]
+Start = Annotated[int, QueryParameter(ge=-1, le=10**15, description="number of the last event you have")]
 
 
 @get("/v1/jobs/{job_id:str}/events", media_type="text/event-stream", responses=REFUSALS)
@@ -39,7 +39,7 @@ def _last_event_id(header: str | None, starting_after: int) -> int:
     """A browser that reconnects repeats the URL as it was, so its header knows better."""
     if not header:
         return starting_after
-    if not header.isascii() or not header.isdigit() or len(header) > 18:
+    if not header.isascii() or not header.isdigit() or len(header) > 15:
         raise BadRequest(f"Last-Event-ID: {header[:80]!r} is not a sequence number", param="Last-Event-ID")
     return int(header)
 

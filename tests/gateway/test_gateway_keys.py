@@ -12,7 +12,8 @@ import pytest
 from conftest import ALIAS, Running, serving
 from scripted import FaultyStore, ScriptedWorker
 
-from api_gateway.auth import Keyring
+from api_gateway.auth import Caller, Keyring
+from api_gateway.errors import NotLocal
 from api_gateway.main import run
 from infra.blobs import Blobs
 from infra.contracts import ModelCard
@@ -110,6 +111,12 @@ async def test_a_full_queue_is_a_429_with_retry_after(
         assert int(answers[-1].headers["retry-after"]) >= 1
         assert answers[-1].headers["x-should-retry"] == "true"
         assert answers[-1].json()["error"]["type"] == "rate_limit_error"
+        # A request of several prompts is admitted as a whole or not at all.
+        await running.client.post(f"/v1/jobs/{answers[1].json()['id']}/cancel")
+        several = {"model": ALIAS, "prompt": ["a", "b", "c"]}
+        assert (await running.client.post("/v1/completions", json=several)).status_code == 429
+        statuses = [job.status for job in await store.list_jobs("default", limit=9)]
+        assert sorted(statuses) == ["cancelled", "cancelled", "queued", "queued"]
         # What was admitted before is found by its key, full or not.
         await running.client.post(f"/v1/jobs/{answers[0].json()['id']}/cancel")
         headers = {"Idempotency-Key": "k"}
@@ -176,8 +183,21 @@ def test_cache_domains_cannot_be_named_by_callers() -> None:
 
 def test_without_keys_only_this_machine_is_served(capsys: pytest.CaptureFixture[str]) -> None:
     keyring = Keyring.from_settings("", "")
-    assert keyring.tenant_of(None, "127.0.0.1") == keyring.tenant_of("Bearer x", "::1") == "default"
-    with pytest.raises(Exception, match="only this machine"):
-        keyring.tenant_of("Bearer x", "192.0.2.7")
+    for local in (
+        Caller("127.0.0.1"),
+        Caller("::1", "localhost:8080"),
+        Caller(None, "[::1]:80", "http://127.0.0.1:3000"),
+        Caller("127.0.0.9", "127.0.0.1", "http://localhost"),
+    ):
+        assert keyring.tenant_of("Bearer x", local) == "default"
+    for elsewhere in (
+        Caller("192.0.2.7"),
+        Caller("127.0.0.1", "evil.example:8080"),  # a name bent to point here
+        Caller("127.0.0.1", "localhost", "https://evil.example"),  # a page that a browser shows
+        Caller("127.0.0.1", "localhost", "null"),
+        Caller("127.0.0.1", "localhost.evil.example"),
+    ):
+        with pytest.raises(NotLocal):
+            keyring.tenant_of("Bearer x", elsewhere)
     assert run(StoreSettings(), GatewaySettings(host="0.0.0.0")) == 1
     assert "MILLSTREAM_API_KEYS" in capsys.readouterr().err

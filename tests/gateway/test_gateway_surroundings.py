@@ -150,7 +150,7 @@ async def test_the_documentation_covers_every_route_and_needs_nothing_from_elsew
     assert {"model", "input", "params", "tier"} <= document["components"]["schemas"]["JobRequest"]["properties"].keys()
     refusal = paths["/v1/jobs"]["post"]["responses"]["400"]["content"]["application/json"]["schema"]
     assert refusal["$ref"].endswith("ErrorBody")
-    page = await running.client.get("/docs")
+    page = await running.client.get("/", follow_redirects=True)
     assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
     links = Links()
     links.feed(page.text)
