@@ -91,13 +91,13 @@ class Bridge:
     def drop_jobs(self, job_ids: Iterable[str]) -> None:
         """These jobs have ended without us: cancelled, or expired."""
         ended = set(job_ids)
-        self._lose(attempt for attempt in self.attempts.values() if attempt.job.id in ended)
+        self._lose_unless_ending(attempt for attempt in self.attempts.values() if attempt.job.id in ended)
 
     # --- from the lease keeper ---
 
     def drop_holds(self, holds: Iterable[Hold]) -> None:
         lost = set(holds)
-        self._lose(attempt for attempt in self.attempts.values() if attempt.hold in lost)
+        self._lose_unless_ending(attempt for attempt in self.attempts.values() if attempt.hold in lost)
 
     # --- from the engine ---
 
@@ -141,7 +141,7 @@ class Bridge:
     # --- from the publisher ---
 
     def attempt_refused(self, attempt: Attempt) -> None:
-        self._lose([attempt])
+        self._lose(attempt)
 
     def attempt_ended(self, attempt: Attempt) -> None:
         self._forget(attempt)
@@ -249,14 +249,17 @@ class Bridge:
                 return
         self._publisher.touch(attempt)
 
-    def _lose(self, attempts: Iterable[Attempt]) -> None:
+    def _lose_unless_ending(self, attempts: Iterable[Attempt]) -> None:
+        """One that is ending is left alone: what was heard may be its own end, whose answer is on its way."""
         for attempt in list(attempts):
-            if attempt.is_over:
-                continue
-            if attempt.phase in (Phase.RUNNING, Phase.LEAVING):
-                self._engine.send(Abort(attempt.request_id))
-            self._forget(attempt)
-            self._observer.lost(attempt)
+            if attempt.phase is not Phase.ENDING:
+                self._lose(attempt)
+
+    def _lose(self, attempt: Attempt) -> None:
+        if attempt.phase in (Phase.RUNNING, Phase.LEAVING):
+            self._engine.send(Abort(attempt.request_id))
+        self._forget(attempt)
+        self._observer.lost(attempt)
 
     def _forget(self, attempt: Attempt) -> None:
         attempt.phase = Phase.OVER

@@ -115,7 +115,6 @@ class Dispatcher:
             self._every(LANES_SECONDS, stop, self.find_lanes),
             self._every(self._settings.sweep_seconds, stop, self.sweep),
         ]
-        await self.find_lanes()
         async with asyncio.TaskGroup() as group:
             for loop in loops:
                 group.create_task(loop)
@@ -215,5 +214,8 @@ class Dispatcher:
             except StoreUnavailable as error:
                 pause = max(seconds, min(2 * pause, MAX_POLL_SECONDS))
                 log.warning("the store does not answer, trying again in %.1f s: %s", pause, error)
+            except Exception:
+                stop.set()  # the other loops end too; their cancellation could get lost in a call to the store
+                raise
             with suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)

@@ -13,6 +13,7 @@ from worker_aids import (
     ENGINE,
     SETTINGS,
     Backend,
+    Faults,
     checked_log,
     said,
     serving,
@@ -286,3 +287,20 @@ async def test_one_span_per_attempt_in_the_callers_trace(backend: Backend) -> No
     assert finished.attributes is not None
     assert finished.attributes["gen_ai.usage.output_tokens"] == 500
     assert finished.attributes["millstream.attempt"] == 2
+
+
+async def test_a_lost_reply_to_a_commit_is_no_lost_job(backend: Backend) -> None:
+    """Meanwhile the renewals hear that the job is no longer ours: it has ended, by our own hand."""
+    exporter, faults = InMemorySpanExporter(), Faults()
+    telemetry = Telemetry.start("worker", exporter=exporter)
+    settings = replace(SETTINGS, renew_seconds=0.005)
+    async with serving(backend.with_faults(faults), settings=settings, telemetry=telemetry) as running:
+        for number in range(8):
+            faults.lose_replies["commit"] = 1
+            job_id = await submit(backend.store, f"{number} {PROMPT}", max_tokens=20)
+            await assert_undisturbed(backend, job_id, f"{number} {PROMPT}", max_tokens=20)
+            await until(lambda: not running.bridge.attempts)
+        assert await running.stop() is True
+    telemetry.close()
+    spans = exporter.get_finished_spans()
+    assert [(span.attributes or {}).get("error.type") for span in spans] == [None] * 8
