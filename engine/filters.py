@@ -8,32 +8,32 @@ Tokens are ranked by logit, equal ones by id.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from engine.noise import MAX_GUMBEL
 from engine.params import SamplingParams
 
-_MIN_GUMBEL = -2.82  # no token's noise is smaller
 _FIRST_GUESS = 512  # how many top tokens are ranked before the whole vocabulary is
 
 
-def support(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Ids [n] of the tokens that may be drawn from one row [vocab], ascending; empty where every logit is -inf.
+def has_filters(params: SamplingParams) -> bool:
+    return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
 
-    Without filters, tokens so unlikely that no noise could bring them up are left out: it changes no draw.
-    """
+
+def support(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Ids [n] of the tokens that the filters leave of one row [vocab], ascending; empty where every logit is -inf."""
     best = float(logits.max())
     if best == -torch.inf:
         return torch.empty(0, dtype=torch.int64, device=logits.device)
     if params.top_k or params.top_p < 1.0:
-        kept = _ranked_top(logits, params.top_k, params.top_p, params.temperature)
+        kept = _ranked_top(logits, params.top_k, params.top_p, params.temperature).sort().values
     else:
-        reach = params.temperature * (MAX_GUMBEL - _MIN_GUMBEL)
-        kept = (logits >= best - reach).nonzero().squeeze(-1)
-    if params.min_p > 0:
-        floor = best + params.temperature * torch.log(torch.tensor(params.min_p, dtype=torch.float64)).item()
+        kept = torch.arange(len(logits), device=logits.device)
+    if params.min_p > 0.0:
+        floor = best + params.temperature * math.log(params.min_p)
         kept = kept[logits[kept] >= floor]
-    return kept.sort().values
+    return kept
 
 
 def _ranked_top(logits: torch.Tensor, top_k: int, top_p: float, temperature: float) -> torch.Tensor:

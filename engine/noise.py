@@ -23,7 +23,6 @@ _NUM_ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HIGH_SHIFT = np.uint64(32)
 _LARGEST = np.float32(1 - 2**-24)  # the last fp32 below 1
-MAX_GUMBEL = 22.9  # no token's noise is larger: -log(-log(1 - 2^-33))
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
@@ -51,9 +50,14 @@ def gumbel_noise(seed: int, choice: int, output_index: int, num_tokens: int) -> 
 def gumbel_noise_of(
     seed: int, choice: int, output_index: int, token_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
-    """The same noise for these token ids alone."""
-    words = np.stack(_words(seed, choice, output_index, (token_ids // 4).astype(np.uint32)))
-    return _gumbel(words[token_ids % 4, np.arange(len(token_ids))])
+    """The same noise for these token ids alone; at least one."""
+    groups = token_ids // 4
+    places = np.arange(len(groups))
+    first, last = int(groups.min()), int(groups.max())
+    if last - first < len(groups):  # close together: each group once, not once for each of its tokens
+        groups, places = np.arange(first, last + 1), groups - first
+    words = np.stack(_words(seed, choice, output_index, groups.astype(np.uint32)))
+    return _gumbel(words[token_ids % 4, places])
 
 
 def _words(seed: int, choice: int, output_index: int, groups: Words) -> tuple[Words, Words, Words, Words]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.filters import support
+from engine.filters import has_filters, support
 from engine.logprobs import position_logprobs
-from engine.noise import gumbel_noise_of
+from engine.noise import gumbel_noise, gumbel_noise_of
 from engine.params import SamplingParams
 from engine.plan import Sampled
 from engine.processors import needs_processing, processed
@@ -73,9 +73,14 @@ def _choose(logits: torch.Tensor, sequence: Sequence) -> int | None:
     if params.is_greedy:
         best, token_id = logits.max(dim=-1)
         return None if best.item() == -torch.inf else int(token_id)
-    token_ids = support(logits, params)
-    if len(token_ids) == 0:
-        return None
-    noise = gumbel_noise_of(sequence.seed, sequence.choice, sequence.num_output_tokens, token_ids.cpu().numpy())
-    noised = logits[token_ids] + params.temperature * torch.from_numpy(noise).to(logits.device)
-    return int(token_ids[noised.argmax()])  # ids ascend, so the first of equals is the lowest
+    draw_key = (sequence.seed, sequence.choice, sequence.num_output_tokens)
+    if has_filters(params):
+        token_ids = support(logits, params)
+        if len(token_ids) == 0:
+            return None
+        noise = gumbel_noise_of(*draw_key, token_ids.cpu().numpy())
+        noised = logits[token_ids] + params.temperature * torch.from_numpy(noise).to(logits.device)
+        return int(token_ids[noised.argmax()])  # ids ascend, so the first of equals is the lowest
+    noise = gumbel_noise(*draw_key, len(logits))
+    best, token_id = (logits + params.temperature * torch.from_numpy(noise).to(logits.device)).max(dim=-1)
+    return None if best.item() == -torch.inf else int(token_id)
