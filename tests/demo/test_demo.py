@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from bench.demo import CORPUS, DemoFailed, check_nothing_is_left, check_outcome, closing_line, read_corpus
+from bench.demo import CORPUS, DemoFailed, Lines, check_nothing_is_left, check_outcome, closing_line, read_corpus
 from millstream.summarize.documents import Document
 from millstream.summarize.progress import DocumentProgress
 from millstream.summarize.session import Totals
@@ -87,6 +92,26 @@ def test_a_process_that_is_left_is_found() -> None:
     finally:
         left.kill()
         left.wait()
+
+
+@given(
+    st.text(alphabet=st.sampled_from("ab \n日"), max_size=400),
+    st.lists(st.integers(0, 400), max_size=12),
+    st.booleans(),
+)
+def test_lines_hold_the_whole_summary_once(text: str, cuts: list[int], lags: bool) -> None:
+    """However the pieces fall, and also where the stream lags behind the end."""
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    pieces = [text[a:b] for a, b in itertools.pairwise(places)]
+    lines = Lines()
+    lines.opened([ENDED[0]])
+    with redirect_stdout(io.StringIO()) as out:
+        for piece in pieces[:-1] if lags else pieces:
+            lines.piece("a", piece)
+        lines.finished(replace(ENDED[0], summary=text))
+    said = [line.removeprefix("a.txt | ") for line in out.getvalue().splitlines()]
+    assert "".join("".join(said).split()) == "".join(text.split())
+    assert all(len(line) <= 88 or " " not in line[:88].strip() for line in said)
 
 
 # --- the corpus ---
