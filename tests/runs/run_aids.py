@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -99,18 +99,19 @@ class ScriptedWorker:
 
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
-        async def forever() -> None:
-            while True:
+        stop = asyncio.Event()
+
+        async def until_stop() -> None:
+            while not stop.is_set():
                 if not await self.work_once():
                     await asyncio.sleep(0.01)
 
-        task = asyncio.create_task(forever())
+        task = asyncio.create_task(until_stop())
         try:
             yield
         finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            stop.set()  # not cancelled: before Python 3.12, `asyncio.wait_for` may swallow that, and redis-py uses it
+            await task
 
 
 @dataclass

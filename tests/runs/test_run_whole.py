@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import pytest
 from infra.blobs import Blobs, open_blobs
 from infra.connect import Server
 from infra.contracts import Webhook
+from infra.errors import StoreUnavailable
 from infra.jobs import RedisJobs
 from infra.runs import NewRun, RunView
 from infra.runs.redis import CLOCK, RedisRuns
@@ -168,6 +169,24 @@ async def test_steps_lost_by_the_broker_are_sent_again(house: House) -> None:
         async with house.pipelines():
             assert (await house.end_of(run)).status is Status.SUCCEEDED
     await server.close()
+
+
+async def test_connections_cut_three_times_are_made_again(house: House) -> None:
+    server = Server(house.url)
+    async with house.dispatcher(), house.pipelines():
+        run = new_run(house.blobs, words(60), words(60))
+        await house.runs.create(run)
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            await server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        with suppress(StoreUnavailable):  # this process's own connections were cut as well
+            await house.store.lanes()
+        async with house.worker.working():
+            view = await house.end_of(run)
+            await house.rests()
+    await server.close()
+    assert view.status is Status.SUCCEEDED and view.counts.coverage == 1.0
+    assert set(house.worker.items.values()) == {1}
 
 
 async def test_steps_sent_many_times_ask_each_item_once(house: House) -> None:
