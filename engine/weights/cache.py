@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 MANIFEST = "millstream.json"
-LAYOUT_VERSION = 1  # raise it when a converted folder's contents change; older folders are then rebuilt
+LAYOUT_VERSION = 2  # raise it when a converted folder's contents change; older folders are then rebuilt
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,10 @@ def publish(folder: Path, build: Callable[[Path], None]) -> None:
     try:
         build(aside)
         aside.chmod(0o755)
-        if folder.exists():  # an older layout: whoever has it mapped keeps its pages
-            shutil.rmtree(folder)
+        older = aside.with_name(f"{aside.name}.older")
+        if folder.exists():  # whoever has its files mapped keeps them
+            folder.rename(older)
         aside.rename(folder)
+        shutil.rmtree(older, ignore_errors=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from engine.errors import ModelLoadError
 from engine.weights.cache import LAYOUT_VERSION, Manifest, write_manifest
 from engine.weights.digest import digest_of_files, sha256_of_file
-from engine.weights.gguf_tokenizer import tokenizer_json
+from engine.weights.gguf_tokenizer import adds_bos, tokenizer_json
 
 FloatArray = npt.NDArray[np.float32]
 SHARD_BYTES = 4 << 30
@@ -162,7 +162,7 @@ def tokenizer_config(source: GGUFFile) -> dict[str, Any]:
     """Special tokens and the chat template, in the fields that tokenizer_config.json has."""
     tokens: list[str] = source.require("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
-        "add_bos_token": bool(source.get("tokenizer.ggml.add_bos_token", False)),
+        "add_bos_token": adds_bos(source),
         "chat_template": source.get("tokenizer.chat_template"),
         "clean_up_tokenization_spaces": False,
         "tokenizer_class": "PreTrainedTokenizerFast",

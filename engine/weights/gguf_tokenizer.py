@@ -36,12 +36,21 @@ def tokenizer_json(source: Fields) -> str:
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
     tokenizer.pre_tokenizer = _pre_tokenizer(source.get("tokenizer.ggml.pre", "default"))
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     types: list[int] = source.require("tokenizer.ggml.token_type")
     for token, kind in zip(tokens, types, strict=True):
         if kind in (_CONTROL, _USER_DEFINED):
             tokenizer.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False)])
+    if adds_bos(source):
+        bos_id = source.require("tokenizer.ggml.bos_token_id")
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{tokens[bos_id]} $A", special_tokens=[(tokens[bos_id], bos_id)]
+        )
     return str(tokenizer.to_str())
+
+
+def adds_bos(source: Fields) -> bool:
+    """Whether text begins with BOS: as the file says, else as llama.cpp takes it, for Llama 3 alone."""
+    return bool(source.get("tokenizer.ggml.add_bos_token", source.get("tokenizer.ggml.pre") == "llama-bpe"))
 
 
 def _pre_tokenizer(word: str) -> Any:

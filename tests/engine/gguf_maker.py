@@ -47,7 +47,13 @@ def pairs_from_halves(rows: npt.NDArray[np.float32], num_heads: int) -> npt.NDAr
 
 
 def write_gguf(
-    model: Path, path: Path, *, quantization: str = "F32", pre: str = "gpt-2", extra: dict[str, Any] | None = None
+    model: Path,
+    path: Path,
+    *,
+    quantization: str = "F32",
+    pre: str = "gpt-2",
+    add_bos: bool | None = None,
+    extra: dict[str, Any] | None = None,
 ) -> Path:
     """`quantization` applies to matrices; norms and biases stay fp32, as everywhere. `extra`: further tensors."""
     import gguf
@@ -70,6 +76,8 @@ def write_gguf(
         writer.add_rope_scaling_type(gguf.RopeScalingType(scaling["rope_type"]))
         writer.add_rope_scaling_factor(scaling["factor"])
     _add_tokenizer(writer, model, pre)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
     quant_type = gguf.GGMLQuantizationType[quantization]
     for name, values in {**load_file(model / "model.safetensors"), **(extra or {})}.items():
         if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):

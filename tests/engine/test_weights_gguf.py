@@ -20,20 +20,14 @@ from engine.weights import gguf as our_gguf
 from engine.weights.gguf import convert_gguf
 from engine.weights.safetensors import Checkpoint
 from tests.engine.gguf_maker import write_gguf
-from tests.engine.runner_aids import Driver, load, new_sequence
+from tests.engine.runner_aids import direct_logits, load
 from tests.models import make_tiny_model
 
 PROMPT = list(range(10, 60))
 
 
 def logits_of(folder: Path) -> torch.Tensor:
-    from engine.batch import build_batch
-
-    driver = Driver(load(folder))
-    row = driver.row(new_sequence(PROMPT), num_logits=len(PROMPT))
-    batch = build_batch([row], driver.runner.block_size, torch.device("cpu"))
-    logits: torch.Tensor = driver.runner._decoder.forward(batch, driver.runner._kv)
-    return logits
+    return direct_logits(load(folder), PROMPT)
 
 
 def converted(model: Path, folder: Path, **options: Any) -> Path:
@@ -157,6 +151,18 @@ def test_the_tokenizer_and_its_template_come_along(tmp_path: Path) -> None:
         assert ours.encode(text) == theirs.encode(text)
     assert ours.chat_template_source == theirs.chat_template_source
     assert (ours.eos_token_ids, ours.bos_token_id, ours.special_ids) == ({2}, 1, {0, 1, 2})
+
+
+@pytest.mark.parametrize(
+    ("pre", "add_bos", "begins"),
+    [("gpt-2", None, False), ("gpt-2", True, True), ("llama-bpe", None, True), ("llama-bpe", False, False)],
+)
+def test_text_begins_with_bos_where_the_file_says_so(
+    tmp_path: Path, pre: str, add_bos: bool | None, begins: bool
+) -> None:
+    tokenizer = Tokenizer(converted(make_tiny_model(tmp_path / "model"), tmp_path, pre=pre, add_bos=add_bos))
+    plain = tokenizer.encode("hi", add_special_tokens=False)
+    assert tokenizer.encode("hi") == ([1, *plain] if begins else plain)
 
 
 @pytest.mark.parametrize(
