@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from engine.config import LoadedModel
 from engine.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
+from kernels.cpu import library
+from kernels.cpu.build import BuildUnavailable
 from tests.engine.runner_aids import load
 from tests.models import make_tiny_model
 
@@ -21,9 +25,28 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
+@pytest.fixture(scope="session", params=["native", "torch"])
+def cpu_kernels(request: pytest.FixtureRequest) -> str:
+    """Both arithmetics in turn. Where the native one cannot be built, its tests skip; in CI they fail."""
+    if request.param == "native":
+        try:
+            library.load()
+        except BuildUnavailable as error:
+            if os.environ.get("CI") == "true":
+                raise
+            pytest.skip(str(error))
+    return str(request.param)
+
+
 @pytest.fixture(scope="session")
-def tiny_model(tiny_folder: Path) -> LoadedModel:
-    return load(tiny_folder, swap_space=0.01)
+def load_tiny(tiny_folder: Path, cpu_kernels: str) -> Callable[..., LoadedModel]:
+    """Loads the tiny Llama anew, with settings of the test's own."""
+    return partial(load, tiny_folder, cpu_kernels=cpu_kernels)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(load_tiny: Callable[..., LoadedModel]) -> LoadedModel:
+    return load_tiny(swap_space=0.01)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +70,7 @@ def real_tokenizer(real_folder: Path) -> Tokenizer:
     return Tokenizer(real_folder)
 
 
-@pytest.fixture(scope="session")
-def real_model(real_folder: Path) -> LoadedModel:
-    return load("smollm2-135m", num_kv_blocks=1024)
+@pytest.fixture(scope="session", params=["auto", pytest.param("torch", marks=pytest.mark.long)])
+def real_model(request: pytest.FixtureRequest, real_folder: Path) -> LoadedModel:
+    """As it is served; among the long tests also by torch alone."""
+    return load("smollm2-135m", num_kv_blocks=1024, cpu_kernels=request.param)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import torch
+
+from engine.batch import build_batch
 from engine.config import EngineConfig, LoadedModel
 from engine.params import SamplingParams
 from engine.plan import Plan, PositionLogprobs, Row, Sampled
@@ -73,6 +76,12 @@ class Driver:
                     left -= len(rows[-1].token_ids)
             self.step(*rows)
 
+    def logits(self, *rows: Row) -> torch.Tensor:
+        """The rows' wanted logits, one after another; nothing is drawn or committed."""
+        batch = build_batch(list(rows), self.runner.block_size, self.runner.decoder.device)
+        found: torch.Tensor = self.runner.decoder.forward(batch, self.runner._kv)
+        return found
+
     def release(self, sequence: Sequence) -> None:
         self.free.extend(sequence.block_table)
         sequence.block_table = []
@@ -80,3 +89,9 @@ class Driver:
 
 def load(folder: Any, **config: Any) -> LoadedModel:
     return load_runner(str(folder), EngineConfig(**{"num_kv_blocks": 64, **config}))
+
+
+def direct_logits(model: LoadedModel, prompt: list[int]) -> torch.Tensor:
+    """Logits at every position of `prompt`, computed in one piece."""
+    driver = Driver(model)
+    return driver.logits(driver.row(new_sequence(prompt), num_logits=len(prompt)))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import build_batch
 from engine.models.families import decoder_config
 from tests.engine.runner_aids import Driver, load, new_sequence
 from tests.models import FAMILIES, make_tiny_model
@@ -60,7 +59,7 @@ def chunks_of(length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(name: str, tmp_path: Path, cpu_kernels: str) -> None:
     from transformers import AutoModelForCausalLM
 
     family, overrides, length = CASES[name]
@@ -71,19 +70,18 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     prompt = random.Random(name).choices(range(3, 320), k=length)
     with torch.no_grad():
         expected = theirs(torch.tensor([prompt])).logits[0]
-    found = our_logits(folder, prompt)
+    found = our_logits(folder, prompt, cpu_kernels)
     assert (found - expected).abs().max() < 1e-4
     assert expected.std() > 0.5, "logits too flat to prove anything"
 
 
-def our_logits(folder: Path, prompt: list[int]) -> torch.Tensor:
-    driver = Driver(load(folder))
+def our_logits(folder: Path, prompt: list[int], cpu_kernels: str) -> torch.Tensor:
+    driver = Driver(load(folder, cpu_kernels=cpu_kernels))
     sequence = new_sequence(prompt)
     parts = []
     for num_tokens in chunks_of(len(prompt)):
         row = driver.row(sequence, num_tokens, num_logits=num_tokens)
-        batch = build_batch([row], driver.runner.block_size, torch.device("cpu"))
-        parts.append(driver.runner._decoder.forward(batch, driver.runner._kv))
+        parts.append(driver.logits(row))
         sequence.num_computed_tokens = row.end
     return torch.cat(parts)
 
@@ -95,22 +93,19 @@ def write_field(folder: Path, name: str, value: Any) -> None:
     (folder / "config.json").write_text(json.dumps({**fields, name: value}))
 
 
-def test_a_batch_of_many_rows_equals_each_row_alone(tmp_path: Path) -> None:
+def test_a_batch_of_many_rows_equals_each_row_alone(tmp_path: Path, cpu_kernels: str) -> None:
     """One forward over decodes and chunks of several sequences, under two kinds of window."""
     folder = make_tiny_model(tmp_path, "gemma2")
     prompts = [random.Random(i).choices(range(3, 320), k=n) for i, n in enumerate((60, 1, 35, 80, 17))]
-    driver = Driver(load(folder))
+    driver = Driver(load(folder, cpu_kernels=cpu_kernels))
     sequences = [new_sequence(prompt) for prompt in prompts]
     driver.step(*(driver.row(sequence, 30) for sequence in (sequences[0], sequences[3])))
     rows = [driver.row(s, n) for s, n in zip(sequences, (30, 1, 35, 49, 1), strict=True)]
-    batch = build_batch(rows, driver.runner.block_size, torch.device("cpu"))
-    together = driver.runner._decoder.forward(batch, driver.runner._kv)
+    together = driver.logits(*rows)
     assert [row.num_logits for row in rows] == [1, 1, 1, 0, 0]
     for place, prompt in enumerate(prompts[:3]):
-        alone = Driver(load(folder))
-        row = alone.row(new_sequence(prompt))
-        batch = build_batch([row], alone.runner.block_size, torch.device("cpu"))
-        found = alone.runner._decoder.forward(batch, alone.runner._kv)
+        alone = Driver(load(folder, cpu_kernels=cpu_kernels))
+        found = alone.logits(alone.row(new_sequence(prompt)))
         torch.testing.assert_close(found[0], together[place], atol=1e-5, rtol=1e-5)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from engine.params import SamplingParams
 from engine.plan import BlockMove, Plan
 from engine.runner import load_runner
 from engine.sequence import Sequence
-from tests.engine.runner_aids import Driver, load, new_sequence, new_sequences
+from tests.engine.runner_aids import Driver, direct_logits, load, new_sequence, new_sequences
 from tests.models import make_tiny_model
 
 NUM_TOKENS = 12
@@ -71,8 +72,10 @@ def test_company_does_not_change_tokens(tiny_model: LoadedModel, budget: int) ->
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
-def test_block_size_does_not_change_tokens(tiny_model: LoadedModel, tiny_folder: Path, block_size: int) -> None:
-    model = load(tiny_folder, block_size=block_size)
+def test_block_size_does_not_change_tokens(
+    tiny_model: LoadedModel, load_tiny: Callable[..., LoadedModel], block_size: int
+) -> None:
+    model = load_tiny(block_size=block_size)
     assert solo(model, prompt_of(70)) == solo(tiny_model, prompt_of(70))
 
 
@@ -134,9 +137,8 @@ def poison(driver: Driver, sequence: Sequence) -> None:
             pool[sequence.block_table] = torch.nan
 
 
-def test_a_sequence_with_broken_kv_fails_alone(tiny_folder: Path) -> None:
-    model = load(tiny_folder)
-    driver = Driver(model)
+def test_a_sequence_with_broken_kv_fails_alone(load_tiny: Callable[..., LoadedModel]) -> None:
+    driver = Driver(load_tiny())
     sequences = [new_sequence(prompt_of(n, i)) for i, n in enumerate((20, 33, 47))]
     driver.generate(sequences, 3)
     poison(driver, sequences[1])
@@ -144,18 +146,18 @@ def test_a_sequence_with_broken_kv_fails_alone(tiny_folder: Path) -> None:
     assert [sampled.error is None for sampled in samples] == [True, False, True]
     driver.generate([sequences[0], sequences[2]], NUM_TOKENS)
     for i, n in ((0, 20), (2, 47)):
-        assert sequences[i].output_token_ids == solo(load(tiny_folder), prompt_of(n, i))
+        assert sequences[i].output_token_ids == solo(load_tiny(), prompt_of(n, i))
 
 
-def test_blocks_that_held_nan_harm_no_later_owner(tiny_folder: Path) -> None:
-    driver = Driver(load(tiny_folder))
+def test_blocks_that_held_nan_harm_no_later_owner(load_tiny: Callable[..., LoadedModel]) -> None:
+    driver = Driver(load_tiny())
     for layer in range(2):
         for pool in driver.runner._kv.layer(layer):
             pool.fill_(torch.nan)
     sequences = [new_sequence(prompt_of(n, i)) for i, n in enumerate((1, 18, 35, 130))]
     driver.generate(sequences, NUM_TOKENS, budget=50)
     for i, n in enumerate((1, 18, 35, 130)):
-        assert sequences[i].output_token_ids == solo(load(tiny_folder), prompt_of(n, i))
+        assert sequences[i].output_token_ids == solo(load_tiny(), prompt_of(n, i))
 
 
 @pytest.mark.parametrize("chunk", [1000, 7])
@@ -181,16 +183,6 @@ def test_prompt_logprobs_are_those_of_a_direct_forward(tiny_model: LoadedModel, 
         assert entry.chosen.logprob == pytest.approx(float(logits[place, prompt[place + 1]]), abs=1e-4)
         assert [top.token_id for top in entry.top] == ranked[:3]
     assert other not in driver.prompt_logprobs
-
-
-def direct_logits(model: LoadedModel, prompt: list[int]) -> torch.Tensor:
-    from engine.batch import build_batch
-
-    driver = Driver(model)
-    row = driver.row(new_sequence(prompt), num_logits=len(prompt))
-    batch = build_batch([row], driver.runner.block_size, torch.device("cpu"))
-    logits: torch.Tensor = driver.runner._decoder.forward(batch, driver.runner._kv)
-    return logits
 
 
 def test_a_block_table_too_short_is_refused_before_anything_is_computed(tiny_model: LoadedModel) -> None:
