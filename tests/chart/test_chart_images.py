@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 
 from chart_render import ROOT, Helm, of_kind
 
@@ -66,6 +67,7 @@ def test_what_is_copied_exists_and_is_let_through() -> None:
     ignore = DOCKERFILE.with_name("Dockerfile.dockerignore").read_text().splitlines()
     assert ignore[0] == "*"
     assert sorted(copied) == sorted(line.removeprefix("!") for line in ignore if line.startswith("!"))
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
     assert packages <= set(copied)
     assert [name for name in copied if not (ROOT / name).exists()] == []
