@@ -15,7 +15,8 @@ from api_gateway.bodies import StrictBody
 from api_gateway.docs_page import DocsPage
 from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
 from api_gateway.gateway import Gateway
-from api_gateway.observing import add_request_id, observe
+from api_gateway.observing import observe
+from api_gateway.request_ids import add_request_id
 from api_gateway.routes import FOR_ANYONE, FOR_CALLERS
 from engine.errors import InvalidRequest
 from infra.blobs import Blobs

@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
 def caller_guard(keyring: Keyring) -> Guard:
     """A guard that lets known callers pass and notes their tenant in the request's state."""
 
-    def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+    async def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
         headers, client = connection.headers, connection.client
         caller = Caller(client.host if client else None, headers.get("host"), headers.get("origin"))
         connection.state.tenant = keyring.tenant_of(headers.get("authorization"), caller)

@@ -12,6 +12,7 @@ from litestar import Request, Response
 from litestar.exceptions import HTTPException, ValidationException
 from litestar.routes import HTTPRoute
 
+from api_gateway.request_ids import request_id
 from api_gateway.schemas.errors import ErrorBody, ErrorDetail
 from engine.errors import InvalidRequest
 from infra.contracts import JobError
@@ -30,7 +31,7 @@ class Unauthorized(MillstreamError):
 
 
 class NotLocal(MillstreamError):
-    """No API key is configured, so only this machine is served; set MILLSTREAM_API_KEYS to serve others."""
+    """No API key is configured: only this machine is served, as localhost; set MILLSTREAM_API_KEYS to serve others."""
 
     status = 403
     code = "not_local"
@@ -140,7 +141,7 @@ def from_invalid(error: InvalidRequest) -> MillstreamError:
 
 def on_millstream_error(request: AnyRequest, error: MillstreamError) -> Response[ErrorBody]:
     if error.status >= 500:
-        log.warning("%s %s: %s", request.method, request.url.path, error.message)
+        log.warning("%s %s %s: %s", request_id(request.scope), request.method, request.url.path, error.message)
     return Response(ErrorBody(error=detail_of(error)), status_code=error.status, headers=headers_of(error))
 
 
@@ -169,7 +170,7 @@ def _methods_at(request: AnyRequest) -> list[str]:
 
 
 def on_unexpected(request: AnyRequest, error: Exception) -> Response[ErrorBody]:
-    log.exception("%s %s failed", request.method, request.url.path, exc_info=error)
+    log.error("%s %s %s failed", request_id(request.scope), request.method, request.url.path, exc_info=error)
     detail = ErrorDetail(message=MillstreamError().message, type="server_error", param=None, code="internal_error")
     return Response(ErrorBody(error=detail), status_code=500)
 

@@ -1,22 +1,15 @@
-"""What happens around every request: an id for it, its span, its count and its time."""
+"""What happens around every request: its span, its count and its time."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any
 
-from litestar.datastructures import Headers, MutableScopeHeaders
+from litestar.datastructures import Headers
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from api_gateway.gateway import Gateway
 from api_gateway.telemetry import valid_traceparent
-
-
-async def add_request_id(message: Message, scope: Scope) -> None:
-    """Every answer carries an id that the log and a bug report can name."""
-    if message["type"] == "http.response.start":
-        MutableScopeHeaders.from_message(message)["x-request-id"] = f"req_{secrets.token_hex(12)}"
 
 
 def observe(app: ASGIApp) -> ASGIApp:

@@ -14,7 +14,7 @@ from api_gateway.openai_asks import chat_ask, wants_usage_chunk
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of, tenant_of
 from api_gateway.routes.waiting import admit, answer_stream
 from api_gateway.schemas.chat import ChatCompletion, ChatRequest
-from api_gateway.sse import frame
+from api_gateway.sse import KEEPALIVE, frame
 from infra.contracts import Event, Job, Result, Usage
 
 ROUTE = "POST /v1/chat/completions"
@@ -39,6 +39,6 @@ async def _frames(request: AnyRequest, job: Job, chunks: ChatChunks) -> AsyncGen
     last: Event | None = None
     async with aclosing(gateway_of(request).foreground.events([job.id])) as batches:
         async for _, events in batches:
-            yield [frame(chunk) for event in events for chunk in chunks.of(event)]
+            yield [frame(chunk) for event in events for chunk in chunks.of(event)] if events else [KEEPALIVE]
             last = events[-1] if events else last
     yield [frame(chunk) for chunk in chunks.last((last and last.body.usage) or Usage())]

@@ -14,7 +14,7 @@ from api_gateway.openai_asks import completion_asks, wants_usage_chunk
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of, tenant_of
 from api_gateway.routes.waiting import admit, answer_stream
 from api_gateway.schemas.completions import Completion, CompletionRequest
-from api_gateway.sse import frame
+from api_gateway.sse import KEEPALIVE, frame
 from infra.contracts import Result, Usage
 
 ROUTE = "POST /v1/completions"
@@ -43,6 +43,6 @@ async def _frames(
     usages: list[Usage] = []
     async with aclosing(gateway_of(request).foreground.events(job_ids)) as batches:
         async for index, events in batches:
-            yield [frame(chunk) for event in events for chunk in chunks.of(index, event)]
+            yield [frame(chunk) for event in events for chunk in chunks.of(index, event)] if events else [KEEPALIVE]
             usages += [event.body.usage for event in events if event.is_last and event.body.usage is not None]
     yield [frame(chunk) for chunk in chunks.last(usages)]

@@ -8,6 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from api_gateway.routes.context import AnyRequest, gateway_of
 from infra.errors import MillstreamError
 
+EXPOSITION = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # the framework adds it to every text
+
 
 @get("/healthz")
 async def healthz() -> dict[str, str]:
@@ -31,7 +33,7 @@ async def readyz(request: AnyRequest) -> Response[dict[str, str]]:
     return Response({"status": "ok"})
 
 
-@get("/metrics", media_type=CONTENT_TYPE_LATEST, include_in_schema=False)
+@get("/metrics", media_type=EXPOSITION, include_in_schema=False)
 async def metrics(request: AnyRequest) -> bytes:
     """Prometheus text."""
     gateway = gateway_of(request)

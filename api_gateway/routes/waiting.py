@@ -14,7 +14,7 @@ from api_gateway.errors import detail_of
 from api_gateway.intake import Idempotency
 from api_gateway.routes.context import AnyRequest, gateway_of, tenant_of
 from api_gateway.schemas.errors import ErrorBody
-from api_gateway.sse import DONE, KEEPALIVE, EventStream, frame
+from api_gateway.sse import DONE, EventStream, frame
 from api_gateway.telemetry import traceparent_of
 from infra.contracts import Job
 from infra.errors import MillstreamError
@@ -37,7 +37,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
 
 
 def answer_stream(request: AnyRequest, job_ids: list[str], batches: AsyncGenerator[list[bytes], None]) -> Response[Any]:
-    """The frames of the batches, an empty one as a sign of life, then `[DONE]`; or an error frame where they break."""
+    """The frames of the batches, then `[DONE]`; or an error frame where they break."""
     gateway = gateway_of(request)
 
     async def hung_up() -> None:
@@ -52,7 +52,8 @@ async def _until_done(batches: AsyncGenerator[list[bytes], None]) -> AsyncGenera
     try:
         async with aclosing(batches):
             async for batch in batches:
-                yield b"".join(batch) or KEEPALIVE
+                if batch:
+                    yield b"".join(batch)
     except MillstreamError as error:
         yield frame(ErrorBody(error=detail_of(error)))
     else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from conftest import ALIAS, Running
+from gateway_aids import ALIAS, Running
 from scripted import ScriptedWorker, text_of, until
 
 NUM_TOKENS = 30
@@ -136,6 +136,17 @@ async def test_a_silent_stream_has_keepalive_comments(running: Running) -> None:
         async for line in answer.aiter_lines():
             if line == ": keepalive":
                 break
+
+
+async def test_a_silent_answer_has_keepalive_comments_and_only_then(running: Running, worker: ScriptedWorker) -> None:
+    worker.gate.clear()
+    chat = {"model": ALIAS, "messages": [{"role": "user", "content": "x"}], "stream": True, "max_tokens": 2}
+    async with running.client.stream("POST", "/v1/chat/completions", json=chat) as answer:
+        lines = answer.aiter_lines()
+        assert await anext(lines) == ": keepalive"
+        worker.gate.set()
+        rest = [line async for line in lines if line]
+    assert rest[-1] == "data: [DONE]" and rest.count(": keepalive") <= 2
 
 
 async def test_hanging_up_on_events_does_not_cancel_the_job(running: Running, worker: ScriptedWorker) -> None:

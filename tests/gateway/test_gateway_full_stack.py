@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Running, serving
+from gateway_aids import Running, serving
 from openai import AsyncOpenAI
 
 from infra.jobs import RedisJobs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from conftest import ALIAS, Running
+from gateway_aids import ALIAS, Running
 from scripted import ScriptedWorker, text_of, until
 
 JOB = {"model": ALIAS, "input": "hello"}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from conftest import ALIAS, Running, serving
+from gateway_aids import ALIAS, Running, serving
 from scripted import FaultyStore, ScriptedWorker
 
 from api_gateway.auth import Caller, Keyring

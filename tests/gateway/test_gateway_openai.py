@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import ALIAS, Running
+from gateway_aids import ALIAS, Running
 from openai import AsyncOpenAI
 from scripted import ScriptedWorker, text_of, until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import ALIAS, CONTEXT, VOCABULARY, Running
+from gateway_aids import ALIAS, CONTEXT, VOCABULARY, Running
 from scripted import ScriptedWorker, until
 
 from infra.contracts import ModelCard

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from conftest import ALIAS, Running, serving
+from gateway_aids import ALIAS, Running, serving
 
 from infra.blobs import Blobs
 from infra.contracts import JobError, ModelCard

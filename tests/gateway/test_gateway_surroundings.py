@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from conftest import ALIAS, Running, serving
+from gateway_aids import ALIAS, Running, serving
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
 from scripted import FaultyStore, ScriptedWorker, until
