@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -43,6 +44,7 @@ def run(store_settings: StoreSettings, settings: GatewaySettings) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its own start and stop say nothing that we do not
     try:
         check(settings)
+        raise_file_limit()
         uvloop.run(_serve(store_settings, settings))
     except MillstreamError as error:
         print(f"millstream gateway: {error.message}", file=sys.stderr)
@@ -60,6 +62,12 @@ def check(settings: GatewaySettings) -> None:
             "or serve 127.0.0.1"
         )
     log.warning("no API key is configured: only this machine is served (set MILLSTREAM_API_KEYS to serve others)")
+
+
+def raise_file_limit() -> None:
+    """Every connection is an open file, and the usual soft limit of 1,024 is far below what one gateway can hold."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _serve(store_settings: StoreSettings, settings: GatewaySettings) -> None:
