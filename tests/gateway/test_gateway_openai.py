@@ -225,10 +225,11 @@ async def test_shutdown_names_the_job_of_an_answer_that_takes_too_long(
 
 
 async def until_status(store: JobStore, job_id: str, status: Status) -> None:
-    while True:
+    for _ in range(1000):
         job = await store.get(job_id)
         assert job is not None
         if job.status is status:
             return
         assert job.status in (Status.QUEUED, Status.RUNNING)
         await asyncio.sleep(0.01)
+    raise AssertionError(f"{job_id} has not become {status}")
