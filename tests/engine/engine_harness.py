@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import invariants
 import msgspec
 
 from engine import LLM, EngineConfig, SamplingParams
@@ -14,6 +13,7 @@ from engine.config import LoadedModel
 from engine.fake_runner import FakeRunner, load_fake
 from engine.outputs import RequestDelta, RequestOutput
 from engine.plan import Plan, Row, StepResult
+from tests.engine import invariants
 
 WALL_TIME = 1_000_000.0  # Unix time at which a harness starts
 
