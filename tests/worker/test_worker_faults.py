@@ -31,11 +31,13 @@ from engine.errors import DeviceFailed
 from engine.fake_runner import FakeRunner, load_fake
 from engine.plan import Plan, StepResult
 from infra.blobs import Blobs, BlobUnavailable
+from infra.clock import ManualClock
 from infra.contracts import JobSpec, Kind, NewJob, Result, pack
 from infra.keys import new_job_id
 from infra.memory import MemoryJobs
 from infra.states import Status
 from infra.telemetry import Telemetry
+from worker import payloads, retry, service, watchdog
 
 PROMPT = "Whatever can fail fails once, and what cannot fail fails twice."
 
@@ -128,7 +130,9 @@ async def test_a_hung_engine_loses_its_jobs_to_another_worker(backend: Backend) 
     assert len([event for event in await checked_log(backend.store, job_id) if event.is_last]) == 1
 
 
-async def test_an_engine_that_hangs_for_good_ends_its_worker(backend: Backend) -> None:
+async def test_an_engine_that_hangs_for_good_ends_its_worker(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "ENGINE_STOP_SECONDS", 0.2)
+    monkeypatch.setattr(watchdog, "TICK_SECONDS", 0.1)
     released = threading.Event()
     settings = replace(SETTINGS, lease_seconds=0.6, renew_seconds=0.1, stall_seconds=0.5)
     async with serving(backend, settings=settings, load=faulty(lambda number, plan: released.wait(60) or None)) as hung:
@@ -143,7 +147,8 @@ async def test_an_engine_that_hangs_for_good_ends_its_worker(backend: Backend) -
 
 async def test_one_job_that_may_kill_workers_at_a_time() -> None:
     """Two jobs have lost two workers each: they run one after the other, beside the others."""
-    store = MemoryJobs()
+    clock = ManualClock()
+    store = MemoryJobs(clock=clock)
 
     async def another() -> MemoryJobs:
         return store.another()
@@ -153,8 +158,8 @@ async def test_one_job_that_may_kill_workers_at_a_time() -> None:
     (lane,) = await store.lanes("fake")
     for _ in range(2):
         for _ in suspects:
-            assert await store.claim(lane, "dies", free_tokens=None, lease_seconds=0.001)
-        await asyncio.sleep(0.01)
+            assert await store.claim(lane, "dies", free_tokens=None, lease_seconds=1.0)
+        clock.advance(seconds=2)
     others = [await submit(store, f"{number} {PROMPT}", max_tokens=80) for number in range(2, 4)]
     seen: set[frozenset[str]] = set()
     async with serving(backend) as running:
@@ -193,12 +198,11 @@ class _NoBlobs:
 
 
 async def test_payloads_are_tried_again(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker import retry
-
     rule = retry.RULES[retry.Failure.PAYLOAD]
     monkeypatch.setitem(retry.RULES, retry.Failure.PAYLOAD, replace(rule, first_delay_seconds=0.01, factor=1.0))
+    monkeypatch.setattr(payloads, "LARGE_BYTES", 1000)
     lane = await backend.store.open_lane("fake")
-    params = {"temperature": 0.0, "max_tokens": 900, "logprobs": 20}
+    params = {"temperature": 0.0, "max_tokens": 60, "logprobs": 20}
     spec = JobSpec(model="fake", kind=Kind.GENERATE, prompt=PROMPT, params=params)
     backend.blobs.put("specs/one", pack(spec))
     job_id = new_job_id(lane)
@@ -213,14 +217,13 @@ async def test_payloads_are_tried_again(backend: Backend, monkeypatch: pytest.Mo
     assert job.outcome.result is not None
     assert job.outcome.result.blob is not None
     result = msgspec.msgpack.decode(backend.blobs.get(job.outcome.result.blob), type=Result)
-    assert len(result.choices[0].token_ids) == 900
+    assert len(result.choices[0].token_ids) == 60
 
 
 async def test_payloads_that_stay_away_fail_the_job(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    from worker import retry
-
     monkeypatch.setitem(retry.RULES, retry.Failure.PAYLOAD, retry.Rule("payload_unavailable", 2, 0.01))
-    ask = {"max_tokens": 900, "logprobs": 20}
+    monkeypatch.setattr(payloads, "LARGE_BYTES", 1000)
+    ask = {"max_tokens": 60, "logprobs": 20}
     job_id = await submit(backend.store, PROMPT, **ask)
     bad = replace(backend, blobs=_NoBlobs())
     async with serving(bad):
@@ -229,14 +232,12 @@ async def test_payloads_that_stay_away_fail_the_job(backend: Backend, monkeypatc
     assert job.outcome is not None
     assert job.outcome.error is not None
     assert job.outcome.error.code == "payload_unavailable"
-    assert job.outcome.usage.completion_tokens == 900
+    assert job.outcome.usage.completion_tokens == 60
 
 
 async def test_jobs_begun_under_other_weights_are_not_continued(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker import retry
-
     monkeypatch.setitem(retry.RULES, retry.Failure.WEIGHTS, retry.Rule("weights_changed", 1, 0.01))
     begun = await submit(backend.store, PROMPT, max_tokens=500)
     slow = replace(ENGINE, fake_seconds_per_step=0.01)
