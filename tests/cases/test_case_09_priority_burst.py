@@ -42,8 +42,8 @@ def test_bursts_of_every_level_in_turn(trial: Callable[..., Trial], policy: str)
         given: dict[str, Any] = {"priority": -index // 4, "tenant": str(index % 3)}
         if index % 3:
             given["deadline"] = 10.0**9 - index
-        engine.add(f"r{index}", prompt_of(rng.randint(1, 60), seed=index % 4), max_tokens=rng.randint(1, 12), seed=index,
-                   **given)  # fmt: skip
+        given["max_tokens"] = rng.randint(1, 12)
+        engine.add(f"r{index}", prompt_of(rng.randint(1, 60), seed=index % 4), seed=index, **given)
         for _ in range(rng.randint(0, 2)):
             engine.step()
     engine.run()

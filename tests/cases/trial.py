@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from engine import LLM, EngineConfig, SamplingParams
@@ -43,7 +44,8 @@ class Trial:
             dtype=dtype,
         )
         self.loaded = loaded
-        self.llm = LLM(LoadedModel(runner=runner, tokenizer=loaded.tokenizer, info=loaded.info), config)
+        info = replace(loaded.info, max_model_len=runner.max_model_len)
+        self.llm = LLM(LoadedModel(runner=runner, tokenizer=loaded.tokenizer, info=info), config)
         self.collectors: dict[str, Collector] = {}
         self.deltas: dict[str, list[RequestDelta]] = {}
         self.asked: dict[str, tuple[list[int], dict[str, Any]]] = {}
