@@ -44,7 +44,7 @@ class Attempt:
         self.history = claim.history
         self.phase = Phase.STARTING
         self.end: Commit | GiveBack | None = None
-        self.progress = Progress([])  # until its parameters are read
+        self.progress = Progress.of(0, claim.history)  # until its parameters say how many choices there are
         self.is_accepted = False  # the engine's figures count it
         self.errors: dict[int, str] = {}  # by choice: why it failed alone
         self._counts_untold = False

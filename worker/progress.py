@@ -64,9 +64,11 @@ class Progress:
 
     @classmethod
     def of(cls, num_choices: int, history: Iterable[Event] = ()) -> Progress:
-        """Nothing yet, or what the events of earlier attempts say."""
-        progress = cls([ChoiceProgress(index) for index in range(num_choices)])
-        for event in history:
+        """Nothing yet, or what the events of earlier attempts say; their choices are there in any case."""
+        events = list(history)
+        told = {delta.index + 1 for event in events for delta in event.body.deltas}
+        progress = cls([ChoiceProgress(index) for index in range(max(told | {num_choices}))])
+        for event in events:
             body = event.body
             if body.num_prompt_tokens is not None:
                 progress.count_prompt(body.num_prompt_tokens, body.num_cached_tokens or 0)

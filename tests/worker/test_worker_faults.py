@@ -235,6 +235,30 @@ async def test_payloads_that_stay_away_fail_the_job(backend: Backend, monkeypatc
     assert job.outcome.usage.completion_tokens == 60
 
 
+async def test_a_begun_job_whose_request_is_gone_keeps_what_it_has(backend: Backend) -> None:
+    lane = await backend.store.open_lane("fake")
+    spec = JobSpec(model="fake", kind=Kind.GENERATE, prompt=PROMPT, params={"temperature": 0.0, "max_tokens": 500})
+    backend.blobs.put("specs/one", pack(spec))
+    job_id = new_job_id(lane)
+    named = msgspec.structs.replace(spec, prompt=None, blob="specs/one")
+    await backend.store.submit(NewJob(id=job_id, spec=named, cost_tokens=500))
+    slow = replace(ENGINE, fake_seconds_per_step=0.01)
+    async with serving(backend, settings=replace(SETTINGS, drain_seconds=0.0), engine=slow) as first:
+        await until_running(backend, job_id)
+        assert await first.stop() is True
+    backend.blobs.delete("specs/one")
+    async with serving(backend):
+        failed = await the_end(backend.store, job_id)
+    assert failed.outcome is not None
+    assert failed.outcome.error is not None
+    assert failed.outcome.error.code == "payload_missing"
+    told = told_by(await checked_log(backend.store, job_id))
+    assert failed.outcome.result is not None
+    assert list(told.values()) == failed.outcome.result.choices
+    assert failed.outcome.usage.completion_tokens == len(told[0].token_ids) > 0
+    assert failed.outcome.usage.prompt_tokens == len(PROMPT)
+
+
 async def test_jobs_begun_under_other_weights_are_not_continued(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

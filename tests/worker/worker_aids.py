@@ -193,9 +193,7 @@ async def checked_log(store: JobStore, job_id: str) -> list[Event]:
 
 def told_by(events: list[Event]) -> dict[int, Choice]:
     """What a client that follows the stream has read: the joined deltas, by choice."""
-    progress = Progress.of(
-        max((delta.index for event in events for delta in event.body.deltas), default=-1) + 1, events
-    )
+    progress = Progress.of(0, events)
     return {choice.index: choice.as_choice() for choice in progress.choices}
 
 
