@@ -215,7 +215,7 @@ class LLM:
             seed,
             arrival=now,
             deadline=None if params.deadline is None else now + (params.deadline - self._wall_clock()),
-            bad_word_token_ids=bad_word_ids(params.bad_words or [], self.tokenizer),
+            bad_word_token_ids=bad_word_ids(params.bad_words or [], self.tokenizer, vocab_size),
             eos_token_ids=eos,
             stop_token_ids=eos | frozenset(params.stop_token_ids),
         )

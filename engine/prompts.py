@@ -23,6 +23,9 @@ def prompt_token_ids(prompt: object, tokenizer: Tokenizer, vocab_size: int) -> l
         except UnicodeEncodeError:
             raise InvalidRequest("prompt", "holds half of a surrogate pair; send valid Unicode") from None
         token_ids = tokenizer.encode(prompt)
+        if max(token_ids, default=0) >= vocab_size:  # some tokenizers know more tokens than their model has rows for
+            foreign = tokenizer.decode([max(token_ids)], skip_special_tokens=False)
+            raise InvalidRequest("prompt", f"holds {foreign!r}, which is no token of the model's {vocab_size}")
     else:
         token_ids = checked_token_ids("prompt", prompt, vocab_size)
     if not token_ids:
@@ -43,10 +46,11 @@ def checked_token_ids(param: str, token_ids: object, vocab_size: int) -> list[in
     return checked
 
 
-def bad_word_ids(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
+def bad_word_ids(words: list[str], tokenizer: Tokenizer, vocab_size: int) -> list[list[int]]:
     """Token sequences that write each word: at the start of a text, and after a space where that differs.
 
-    As in vLLM, the spaced form counts only if it is as long and starts otherwise.
+    As in vLLM, the spaced form counts only if it is as long and starts otherwise. What takes tokens that the model does
+    not have cannot be written and is left out.
     """
     found = []
     for word in words:
@@ -56,4 +60,4 @@ def bad_word_ids(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
             found.append(bare)
         if spaced and len(spaced) == len(bare) and spaced[0] != bare[0]:
             found.append(spaced)
-    return found
+    return [token_ids for token_ids in found if max(token_ids) < vocab_size]

@@ -129,7 +129,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             name=model,
             max_model_len=max_model_len,
             vocab_size=decoder_fields.vocab_size,
-            eos_token_ids=tuple(sorted(tokenizer.eos_token_ids)),
+            eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < decoder_fields.vocab_size)),
             weights_digest=weights_digest(folder),
             tokenizer_digest=tokenizer_digest(folder),
             dtype=str(dtype).removeprefix("torch."),

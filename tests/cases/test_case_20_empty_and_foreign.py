@@ -56,7 +56,7 @@ def test_odd_text_is_a_prompt_like_any_other(trial: Callable[..., Trial], text: 
 
 
 def test_text_that_the_model_has_no_tokens_for(tmp_path: Path) -> None:
-    """Tokenizers know more tokens than some models have rows for: their text is refused, not looked up beyond the end."""
+    """Tokenizers know more tokens than some models have rows for: such text is refused, not looked up past the end."""
     folder = make_tiny_model(tmp_path / "small", overrides={"vocab_size": 72})
     engine = Trial(load_native(folder, num_threads=1))
     known = engine.loaded.tokenizer.encode("ABC")
