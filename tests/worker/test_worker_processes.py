@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from infra.contracts import Event, Job
 from infra.embedded import EmbeddedServer
 from infra.jobs import RedisJobs
 from infra.states import Status
+from millstream.tether import VARIABLE
 
 PROMPT = "The workers come and go; the work goes on."
 GREEDY: dict[str, Any] = {"max_tokens": 160}
@@ -34,7 +36,12 @@ class WorkerProcess:
         self._said = folder / f"{name}.out"
         self._logged = folder / f"{name}.log"
         with self._said.open("wb") as said, self._logged.open("wb") as logged:
-            self._process = subprocess.Popen([sys.executable, str(script), *arguments], stdout=said, stderr=logged)
+            self._process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                stdout=said,
+                stderr=logged,
+                env=os.environ | {VARIABLE: str(os.getpid())},  # it dies with the test run, however that ends
+            )
 
     @property
     def log(self) -> str:
