@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 from engine.errors import InvalidRequest
 
@@ -80,6 +80,12 @@ class StopStrings:
                 waiting.append(child)
 
 
-@lru_cache(maxsize=64)
+_in_use: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
+
+
 def stop_strings(stops: tuple[str, ...]) -> StopStrings:
-    return StopStrings(stops)
+    """The automaton of these stops, made once for all who use it at a time; it goes with the last of them."""
+    found = _in_use.get(stops)
+    if found is None:
+        found = _in_use[stops] = StopStrings(stops)
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ async def serve(blob_folder: Path, load: Callable[[], LLM], **settings: Any) -> 
     backend = worker_aids.Backend(store, another, blobs)
     gateway = GatewaySettings(shutdown_seconds=2.0, default_max_tokens=16, **settings)
     async with (
-        worker_aids.serving(backend, load=load) as worker,
+        worker_aids.serving(backend, load=load, settings=replace(worker_aids.SETTINGS, alias=MODEL)) as worker,
         gateway_aids.serving(store, blobs, gateway) as running,
     ):
         yield Service(running.client, worker, store)
