@@ -264,8 +264,7 @@ class RedisJobs:
         await self._on_lane(notice.lane, "delay_notice", [notice.id, _ms(delay_seconds)])
 
     async def delete_notice(self, notice: Notice) -> None:
-        lane = Lane(notice.lane)
-        await self._server.batch(("ZREM", lane.outbox, notice.id), ("DEL", lane.notice(notice.id)))
+        await self._on_lane(notice.lane, "delete_notice", [notice.id])
 
     async def ping(self) -> None:
         await self._server.command("SET", keys.PING, b"", "PX", 1000)

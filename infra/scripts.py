@@ -16,7 +16,7 @@ from infra.settings import QueueSettings
 
 LANE_SCRIPTS = (
     "submit", "claim", "renew", "publish", "commit", "release", "cancel", "delete", "sweep", "position", "pause",
-    "take_notices", "delay_notice",
+    "take_notices", "delay_notice", "delete_notice",
 )  # fmt: skip
 OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index")
 # Work must be able to end when memory is full; only what brings new work is refused then.

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from infra.embedded import server_binary
 from infra.settings import StoreSettings, WorkerSettings
 from millstream import Stack
 from millstream.client.client import Client
@@ -120,7 +121,7 @@ def test_a_process_that_dies_is_started_again(up: Callable[..., Up]) -> None:
             seen.append(event.sequence_number)
             texts += [delta.text for delta in event.deltas or ()]
             if len(seen) == 5:
-                for name in ("millstream worker", "millstream gateway", "valkey-server"):
+                for name in ("millstream worker", "millstream gateway", server_binary().name):
                     os.kill(tree.pid_of(name), signal.SIGKILL)
         assert seen == list(range(len(seen)))
         again = client.submit("to be continued", model="fake", params=PARAMS)
