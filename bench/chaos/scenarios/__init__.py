@@ -1,0 +1,29 @@
+"""The scenarios by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from bench.chaos.scenarios import clients, engine, outside, runs, store, tenants, workers
+from bench.chaos.yard import Scenario
+
+SCENARIOS: dict[str, Scenario] = {
+    "kills": workers.kills,
+    "zombie": workers.zombie,
+    "recovery": workers.recovery,
+    "long-step": workers.long_step,
+    "hung": workers.hung,
+    "drain": workers.drain,
+    "poison": workers.poison,
+    "streams": clients.streams,
+    "ambiguous": clients.ambiguous,
+    "backpressure": clients.backpressure,
+    "oom": store.oom,
+    "restart": store.restart,
+    "network": store.network,
+    "webhooks": outside.webhooks,
+    "ssrf": outside.ssrf,
+    "telemetry": outside.telemetry,
+    "cache": tenants.cache,
+    "run": runs.exact,
+    "continuation": engine.continuation,
+    "leaks": engine.leaks,
+}
