@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from chart_render import Helm
-from chart_tools import HELMS, helm_binary, or_skip
+
+from tests.chart.chart_render import Helm
+from tests.chart.chart_tools import HELMS, helm_binary, or_skip
 
 
 @pytest.fixture(scope="session", params=sorted(HELMS))

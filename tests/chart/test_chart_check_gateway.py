@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from chart_render import Helm, Manifest, find, load_values
+
+from tests.chart.chart_render import Helm, Manifest, find, load_values
 
 Answers = dict[str, tuple[int, object]]
 

@@ -7,7 +7,8 @@ import shlex
 import subprocess
 
 import yaml
-from chart_render import CHART, ROOT, Helm, Values, container, environment
+
+from tests.chart.chart_render import CHART, ROOT, Helm, Values, container, environment
 
 DEPLOY = (ROOT / "docs" / "deploy.md").read_text()
 COMMANDS = [shlex.split(line) for line in re.findall(r"^    helm (.+)$", DEPLOY, re.MULTILINE)]

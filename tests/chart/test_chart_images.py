@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from chart_render import ROOT, Helm, of_kind
+from tests.chart.chart_render import ROOT, Helm, of_kind
 
 DOCKERFILE = ROOT / "infra" / "docker" / "Dockerfile"
 Instruction = tuple[str, str]

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import pytest
-from chart_render import Helm, Manifest, Values, find, load_values, of_kind
 
 from infra.contracts import Tier
 from infra.keys import Lane
 from infra.settings import GatewaySettings
+from tests.chart.chart_render import Helm, Manifest, Values, find, load_values, of_kind
 
 EXTERNAL: Values = {"redis": {"bundled": {"enabled": False}, "url": "redis://store.example.org/4"}}
 

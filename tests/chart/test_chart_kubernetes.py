@@ -9,8 +9,9 @@ from pathlib import Path
 
 import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
-from chart_render import Helm, Manifest, all_values, find, load_values, of_kind, pods
-from chart_tools import keda_models, or_skip
+
+from tests.chart.chart_render import Helm, Manifest, all_values, find, load_values, of_kind, pods
+from tests.chart.chart_tools import keda_models, or_skip
 
 VERSIONS = [
     "1.33",

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_render import Helm, Manifest, container, environment
+
+from tests.chart.chart_render import Helm, Manifest, container, environment
 
 ALIAS = "stand-in"
 VALUES = {"workerPools": {"default": {"model": "fake", "alias": ALIAS, "drainSeconds": 1}}}

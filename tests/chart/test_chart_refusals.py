@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from chart_render import CHART, Helm, Values
+
+from tests.chart.chart_render import CHART, Helm, Values
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS: Values = yaml.safe_load((CHART / "values.yaml").read_text())

@@ -6,8 +6,9 @@ import json
 from functools import partial
 
 import pytest
-from chart_render import Helm, Manifest, all_values, container, environment, find, load_values, of_kind
-from chart_tools import HELMS, helm_binary, or_skip
+
+from tests.chart.chart_render import Helm, Manifest, all_values, container, environment, find, load_values, of_kind
+from tests.chart.chart_tools import HELMS, helm_binary, or_skip
 
 
 @pytest.mark.parametrize("name", all_values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from chart_render import Helm, all_values, container, environment, find, load_values, of_kind, pods
+
+from tests.chart.chart_render import Helm, all_values, container, environment, find, load_values, of_kind, pods
 
 SECRET_VARIABLE = re.compile(r"SECRET|TOKEN$|PASSWORD|API_KEY|REDIS_URL|CELERY_URL|AUTH$")
 

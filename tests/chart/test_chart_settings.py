@@ -11,11 +11,11 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 import pytest
-from chart_render import CHART, Helm, Values, all_values, container, environment, load_values, pods
 from cyclopts import App
 
 from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
 from millstream.flags import takes_settings
+from tests.chart.chart_render import CHART, Helm, Values, all_values, container, environment, load_values, pods
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 WORKER = SCHEMA["definitions"]["worker"]["properties"]

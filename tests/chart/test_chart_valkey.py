@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import redis
-from chart_render import Helm, Manifest, find, load_values, of_kind
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from infra.embedded import server_binary
+from tests.chart.chart_render import Helm, Manifest, find, load_values, of_kind
 
 NO_RETRY = Retry(NoBackoff(), 0)
 

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 import redis
-from chart_render import Helm, find
 
 from infra.contracts import JobSpec, Kind, NewJob, Outcome, Tier
 from infra.jobs import RedisJobs
 from infra.keys import new_job_id
 from infra.states import Status
+from tests.chart.chart_render import Helm, find
 
 ALIAS = "smollm2-135m"
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from chart_render import Helm, Manifest, Values, container, environment, find, load_values, of_kind
+
+from tests.chart.chart_render import Helm, Manifest, Values, container, environment, find, load_values, of_kind
 
 
 def _held_off_seconds(probe: Manifest) -> float:

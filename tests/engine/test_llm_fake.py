@@ -8,9 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-import invariants
 import pytest
-from engine_harness import Harness, alone
 
 from engine import LLM, EngineConfig, InvalidRequest, SamplingParams
 from engine.config import LoadedModel
@@ -19,6 +17,8 @@ from engine.fake_runner import EOS, FakeRunner, load_fake
 from engine.isolation import MAX_FAILURES_IN_A_ROW
 from engine.outputs import RequestDelta
 from engine.plan import Plan, Sampled, StepResult
+from tests.engine import invariants
+from tests.engine.engine_harness import Harness, alone
 
 
 def make(runner_type: type[FakeRunner] = FakeRunner, **settings: Any) -> LLM:

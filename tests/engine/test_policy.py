@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_harness import WALL_TIME, Harness, alone
 
 from engine.config import EngineConfig
 from engine.params import SamplingParams
 from engine.policy import FairShare, make_policy
 from engine.sequence import Request, Sequence
+from tests.engine.engine_harness import WALL_TIME, Harness, alone
 
 
 def request(*, arrival: float = 0.0, tenant: str = "t", deadline: float | None = None, **params: Any) -> Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_harness import Harness, alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +13,7 @@ from engine.host_store import HostStore
 from engine.params import SamplingParams
 from engine.prefix_cache import PrefixCache
 from engine.sequence import Request, Sequence
+from tests.engine.engine_harness import Harness, alone
 
 BLOCK = 8
 

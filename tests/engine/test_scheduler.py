@@ -6,9 +6,7 @@ import itertools
 import random
 from typing import Any
 
-import invariants
 import pytest
-from engine_harness import Harness, alone
 
 from engine.config import EngineConfig
 from engine.costs import StepCosts
@@ -17,6 +15,8 @@ from engine.finish import finish_of
 from engine.params import SamplingParams
 from engine.plan import Plan
 from engine.sequence import Request, Sequence, SequenceState
+from tests.engine import invariants
+from tests.engine.engine_harness import Harness, alone
 
 BLOCK = 8
 

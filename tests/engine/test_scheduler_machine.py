@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import invariants
 import pytest
-from engine_harness import WALL_TIME, Harness, alone
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from engine.errors import InvalidRequest
+from tests.engine import invariants
+from tests.engine.engine_harness import WALL_TIME, Harness, alone
 
 MAX_LEN = 120
 

@@ -6,9 +6,10 @@ import os
 import random
 from typing import Any
 
-import invariants
 import pytest
-from engine_harness import Harness, alone
+
+from tests.engine import invariants
+from tests.engine.engine_harness import Harness, alone
 
 NUM_STEPS = int(os.environ.get("MILLSTREAM_SIMULATED_STEPS", "1000000"))
 CHECK_EVERY = 97  # steps between two checks of all books

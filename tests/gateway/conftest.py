@@ -9,14 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_aids import ALIAS, CHAT_TEMPLATE, CONTEXT, VOCABULARY, Running, another, byte_tokenizer, serving
-from scripted import ScriptedWorker
 
 from api_gateway.tasks import end
 from infra.blobs import Blobs, open_blobs
 from infra.contracts import ModelCard
 from infra.settings import GatewaySettings
 from infra.store import JobStore
+from tests.gateway.gateway_aids import (
+    ALIAS,
+    CHAT_TEMPLATE,
+    CONTEXT,
+    VOCABULARY,
+    Running,
+    another,
+    byte_tokenizer,
+    serving,
+)
+from tests.gateway.scripted import ScriptedWorker
 
 
 @pytest.fixture

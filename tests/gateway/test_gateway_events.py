@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from gateway_aids import ALIAS, Running
-from scripted import ScriptedWorker, text_of, until
+
+from tests.gateway.gateway_aids import ALIAS, Running
+from tests.gateway.scripted import ScriptedWorker, text_of, until
 
 NUM_TOKENS = 30
 JOB = {"model": ALIAS, "input": "hello", "params": {"max_tokens": NUM_TOKENS}}

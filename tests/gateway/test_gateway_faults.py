@@ -7,15 +7,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gateway_aids import ALIAS, Running, serving
-from scripted import ScriptedWorker, text_of, until
-
 from api_gateway.tasks import end
 from infra.blobs import Blobs
 from infra.contracts import ModelCard
 from infra.embedded import EmbeddedServer
 from infra.jobs import RedisJobs
 from infra.settings import GatewaySettings
+from tests.gateway.gateway_aids import ALIAS, Running, serving
+from tests.gateway.scripted import ScriptedWorker, text_of, until
 
 JOB = {"model": ALIAS, "input": "hello", "params": {"max_tokens": 20}}
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_aids import Running, serving
 from openai import AsyncOpenAI
 
 from infra.jobs import RedisJobs
 from infra.settings import GatewaySettings
+from tests.gateway.gateway_aids import Running, serving
 
 PROGRAM = """
 import json, sys

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from scripted import FaultyStore, until
 
 from api_gateway import event_hub
 from api_gateway.errors import GatewayClosing
@@ -21,6 +20,7 @@ from infra.errors import EventsGone, StoreUnavailable, UnknownJob
 from infra.memory import MemoryJobs
 from infra.states import Status
 from infra.store import JobStore
+from tests.gateway.scripted import FaultyStore, until
 
 PAGE = 4
 LONG_SECONDS = 20.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway_aids import ALIAS, Running
-from scripted import ScriptedWorker, text_of, until
+from tests.gateway.gateway_aids import ALIAS, Running
+from tests.gateway.scripted import ScriptedWorker, text_of, until
 
 JOB = {"model": ALIAS, "input": "hello"}
 

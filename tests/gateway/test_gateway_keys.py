@@ -9,8 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_aids import ALIAS, Running, serving
-from scripted import FaultyStore, ScriptedWorker
 
 from api_gateway.auth import Caller, Keyring
 from api_gateway.errors import NotLocal
@@ -19,6 +17,8 @@ from infra.blobs import Blobs
 from infra.contracts import ModelCard
 from infra.settings import GatewaySettings, StoreSettings
 from infra.store import JobStore
+from tests.gateway.gateway_aids import ALIAS, Running, serving
+from tests.gateway.scripted import FaultyStore, ScriptedWorker
 
 JOB = {"model": ALIAS, "input": "hello"}
 

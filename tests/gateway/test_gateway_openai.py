@@ -8,12 +8,12 @@ from typing import Any
 
 import openai
 import pytest
-from gateway_aids import ALIAS, Running
 from openai import AsyncOpenAI
-from scripted import ScriptedWorker, text_of, until
 
 from infra.states import Status
 from infra.store import JobStore
+from tests.gateway.gateway_aids import ALIAS, Running
+from tests.gateway.scripted import ScriptedWorker, text_of, until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from gateway_aids import ALIAS, CONTEXT, VOCABULARY, Running
-from scripted import ScriptedWorker, until
 
 from infra.contracts import ModelCard
 from infra.store import JobStore
+from tests.gateway.gateway_aids import ALIAS, CONTEXT, VOCABULARY, Running
+from tests.gateway.scripted import ScriptedWorker, until
 
 HELLO = [{"role": "user", "content": "hello"}]
 JOB = {"model": ALIAS, "input": "hello"}

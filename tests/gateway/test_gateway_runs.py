@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from gateway_aids import ALIAS, Running, serving
 
 from infra.blobs import Blobs
 from infra.contracts import JobError, ModelCard
@@ -16,6 +15,7 @@ from infra.runs import DocumentUpdate, Written
 from infra.runs.memory import MemoryRuns
 from infra.settings import GatewaySettings
 from infra.states import Status
+from tests.gateway.gateway_aids import ALIAS, Running, serving
 
 BODY = {
     "model": ALIAS,

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from gateway_aids import ALIAS, Running, serving
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
-from scripted import FaultyStore, ScriptedWorker, until
 
 from infra.blobs import Blobs
 from infra.contracts import ModelCard
@@ -26,6 +24,8 @@ from infra.memory import MemoryJobs
 from infra.settings import GatewaySettings
 from infra.store import JobStore
 from infra.telemetry import Telemetry
+from tests.gateway.gateway_aids import ALIAS, Running, serving
+from tests.gateway.scripted import FaultyStore, ScriptedWorker, until
 
 JOB = {"model": ALIAS, "input": "hello", "params": {"max_tokens": 8}}
 SECRET = "canary-7f3a"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import redis
@@ -10,6 +10,8 @@ import redis
 from infra.contracts import Event, Job, Tier
 from infra.keys import Lane
 from infra.states import TERMINAL, Status
+from infra.store import LaneLoad
+from infra.work import Work, work_left
 
 
 def log_is_gapless(job: Job, events: Sequence[Event]) -> None:
@@ -62,6 +64,19 @@ def finished_jobs_expire(server: redis.Redis, lane: int, jobs: Sequence[Job]) ->
     for job in jobs:
         for key in (Lane(lane).job(job.id), Lane(lane).events(job.id)):
             assert (server.pttl(key) > 0) == (job.status in TERMINAL), key
+
+
+def work_is_that_of_the_waiting(load: LaneLoad, jobs: Sequence[Job], logs: Mapping[str, Sequence[Event]]) -> None:
+    """A tier's sums are what its queued jobs cost, less what they emitted in earlier attempts."""
+    for tier in Tier:
+        sum_of_them = Work()
+        for job in jobs:
+            if job.tier is tier and job.status is Status.QUEUED:
+                num_emitted = sum(len(one.token_ids) for event in logs[job.id] for one in event.body.deltas)
+                sum_of_them += work_left(job.cost_tokens, job.spec.output_tokens, num_emitted)
+        assert load.work[tier] == sum_of_them
+    assert load.delayed <= load.num_waiting == sum(job.status is Status.QUEUED for job in jobs)
+    assert load.running == sum(job.status is Status.RUNNING for job in jobs)
 
 
 def _members(server: redis.Redis, key: str) -> set[str]:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from jobs_for_tests import (
+
+from infra import keys
+from infra.contracts import EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
+from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, UnknownJob
+from infra.jobs import RedisJobs
+from infra.memory import MemoryJobs
+from infra.settings import QueueSettings
+from infra.states import Status
+from infra.store import JobStore
+from tests.infra.jobs_for_tests import (
     ALIAS,
     LEASE,
     SHORT,
@@ -19,15 +28,6 @@ from jobs_for_tests import (
     success,
     types,
 )
-
-from infra import keys
-from infra.contracts import EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
-from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, UnknownJob
-from infra.jobs import RedisJobs
-from infra.memory import MemoryJobs
-from infra.settings import QueueSettings
-from infra.states import Status
-from infra.store import JobStore
 
 
 @pytest.fixture

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from jobs_for_tests import (
+
+from infra.contracts import Tier, Webhook
+from infra.embedded import EmbeddedServer
+from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.jobs import RedisJobs
+from infra.keys import Lane, tenant_jobs
+from infra.settings import QueueSettings
+from infra.states import Status
+from tests.infra.jobs_for_tests import (
     ALIAS,
     LEASE,
     SHORT,
@@ -22,14 +30,6 @@ from jobs_for_tests import (
     success,
     types,
 )
-
-from infra.contracts import Tier, Webhook
-from infra.embedded import EmbeddedServer
-from infra.errors import StoreUnavailable, StoreUnsuitable
-from infra.jobs import RedisJobs
-from infra.keys import Lane, tenant_jobs
-from infra.settings import QueueSettings
-from infra.states import Status
 
 
 @pytest.fixture

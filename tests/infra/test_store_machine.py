@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import invariants
 import msgspec
 import pytest
 import redis
@@ -26,8 +25,8 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from jobs_for_tests import ALIAS, delta, new_job, success
 
+from infra import work
 from infra.clock import ManualClock
 from infra.contracts import Claim, Event, Job, JobError, Notice, Outcome, Publication, RunItem, Tier, Webhook
 from infra.errors import MillstreamError
@@ -35,6 +34,8 @@ from infra.jobs import RedisJobs
 from infra.memory import MemoryJobs
 from infra.states import TERMINAL, Status
 from infra.store import JobStore
+from tests.infra import invariants
+from tests.infra.jobs_for_tests import ALIAS, delta, new_job, success
 
 LANE = 1
 FAR = 3600.0
@@ -112,14 +113,16 @@ class Twins(RuleBasedStateMachine):
         is_child=st.booleans(),
         limits=st.sampled_from([{}] * 8 + LIMITS),
         max_waiting=st.sampled_from([None, None, None, 3]),
+        watch_ms=st.sampled_from([None, None, None, 0, FAR_MS]),
     )
     def submit(self, max_waiting: int | None, wanted: list[str] | None, is_child: bool, limits: dict[str, int],
-               **fields: Any) -> None:  # fmt: skip
+               watch_ms: int | None = None, **fields: Any) -> None:  # fmt: skip
         job = new_job(
             LANE, f"{len(self.ids):08d}", **{**fields, **limits},
             webhook=None if wanted is None else Webhook(url="https://example.com", events=wanted),
             run_item=RunItem(run_id="run", item_id="item") if is_child else None,
         )  # fmt: skip
+        job.watch_ms = watch_ms
         if self.both(lambda store: store.submit(job, max_waiting=max_waiting)) is True:
             self.ids.append(job.id)
 
@@ -213,6 +216,25 @@ class Twins(RuleBasedStateMachine):
         if self.both(lambda store: store.delete(job_id)) is True:
             self.ended.pop(job_id, None)
 
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data(), seconds=st.sampled_from([None, 0.0, FAR]))
+    def watch(self, data: st.DataObject, seconds: float | None) -> None:
+        some = data.draw(st.lists(st.sampled_from(self.ids), max_size=3, unique=True))
+        self.both(lambda store: store.watch(LANE, some, seconds=seconds))
+
+    @rule(data=st.data(), limit=st.integers(1, 5))
+    def read_logs(self, data: st.DataObject, limit: int) -> None:
+        ids = [*self.ids, "job-1-unknown0"]
+        after = data.draw(st.dictionaries(st.sampled_from(ids), st.integers(-1, 5), max_size=4))
+        self.both(lambda store: self._logs(store, after, limit))
+
+    @staticmethod
+    async def _logs(store: JobStore, after: dict[str, int], limit: int) -> list[Any]:
+        found = await store.read_logs(LANE, after, limit=limit)
+        for job_id, events in found.items():
+            assert timeless(events) == timeless(await store.events(job_id, after=after[job_id], limit=limit))
+        return [[job_id, *events] for job_id, events in sorted(found.items())]
+
     @rule()
     def sweep(self) -> None:
         self.both(lambda store: store.sweep(LANE))
@@ -238,19 +260,22 @@ class Twins(RuleBasedStateMachine):
 
     def _look(self, job_id: str) -> tuple[Job | None, list[Event]]:
         self.see(lambda store: store.position(job_id))
+        self.see(lambda store: store.place(job_id))
         return self.see(lambda store: store.get(job_id)), self.see(lambda store: store.events(job_id))
 
     @invariant()
     def they_stand_alike(self) -> None:
-        self.see(lambda store: store.load(LANE))
+        load = self.see(lambda store: store.load(LANE))
         self.see(lambda store: store.dead_letters(LANE))
         self.see(lambda store: store.list_jobs("default", limit=100))
         jobs: list[Job] = []
+        logs: dict[str, list[Event]] = {}
         for job_id in self.ids:
             job, events = self._look(job_id)
             if job is None:
                 continue
             jobs.append(job)
+            logs[job_id] = events
             invariants.log_is_gapless(job, events)
             invariants.log_ends_once(job, events)
             invariants.attempts_follow_each_other(job, events)
@@ -259,6 +284,7 @@ class Twins(RuleBasedStateMachine):
         invariants.stream_holds_the_living(self.server, LANE, jobs)
         invariants.clocks_hold_the_started(self.server, LANE, jobs)
         invariants.finished_jobs_expire(self.server, LANE, jobs)
+        invariants.work_is_that_of_the_waiting(load, jobs, logs)
 
 
 def _run(redis_url: str, *, max_examples: int, stateful_step_count: int) -> None:
@@ -275,6 +301,12 @@ def _run(redis_url: str, *, max_examples: int, stateful_step_count: int) -> None
             ),
         )
         runner.run(jobs.close())
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sums over finished jobs are halved soon."""
+    monkeypatch.setattr(work, "MAX_JOBS", 3)
 
 
 def test_the_twins_do_the_same(redis_url: str) -> None:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from jobs_for_tests import new_job, success
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -18,6 +17,7 @@ from infra.contracts import Job, JobError, Outcome
 from infra.span_names import job_attributes, outcome_attributes, process_name, request_attributes, request_name
 from infra.states import Status
 from infra.telemetry import Telemetry, is_wanted
+from tests.infra.jobs_for_tests import new_job, success
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

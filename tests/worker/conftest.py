@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from worker_aids import Backend
 
 from infra.blob_folder import FolderBlobs
 from infra.jobs import RedisJobs
 from infra.memory import MemoryJobs
 from infra.store import JobStore
+from tests.worker.worker_aids import Backend
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from worker_aids import ENGINE, SETTINGS, Backend, Faults, FaultyStore, serving, submit, the_end, until
 
 from engine import LLM
 from infra.blob_folder import FolderBlobs
 from infra.memory import MemoryJobs
+from tests.worker.worker_aids import ENGINE, SETTINGS, Backend, Faults, FaultyStore, serving, submit, the_end, until
 from worker import card as cards
 from worker.card import CardKeeper, card_of, profile_of, put_tokenizer
 from worker.rates import Rates

@@ -9,7 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from worker_aids import (
+
+from engine import LLM, EngineConfig
+from engine.config import LoadedModel
+from engine.errors import DeviceFailed
+from engine.fake_runner import FakeRunner, load_fake
+from engine.plan import Plan, StepResult
+from infra.blobs import Blobs, BlobUnavailable
+from infra.clock import ManualClock
+from infra.contracts import JobSpec, Kind, NewJob, Result, pack
+from infra.keys import new_job_id
+from infra.memory import MemoryJobs
+from infra.states import Status
+from infra.telemetry import Telemetry
+from tests.worker.worker_aids import (
     ENGINE,
     SETTINGS,
     Backend,
@@ -24,19 +37,6 @@ from worker_aids import (
     until,
     until_running,
 )
-
-from engine import LLM, EngineConfig
-from engine.config import LoadedModel
-from engine.errors import DeviceFailed
-from engine.fake_runner import FakeRunner, load_fake
-from engine.plan import Plan, StepResult
-from infra.blobs import Blobs, BlobUnavailable
-from infra.clock import ManualClock
-from infra.contracts import JobSpec, Kind, NewJob, Result, pack
-from infra.keys import new_job_id
-from infra.memory import MemoryJobs
-from infra.states import Status
-from infra.telemetry import Telemetry
 from worker import payloads, retry, service, watchdog
 
 PROMPT = "Whatever can fail fails once, and what cannot fail fails twice."

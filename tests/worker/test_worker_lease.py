@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from worker_aids import Faults, FaultyStore, until
 
 from infra.contracts import Claim, Hold, JobSpec, Kind, NewJob
 from infra.keys import new_job_id
 from infra.memory import MemoryJobs
+from tests.worker.worker_aids import Faults, FaultyStore, until
 from worker.lease import LeaseKeeper
 
 

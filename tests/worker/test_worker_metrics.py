@@ -4,9 +4,9 @@ from dataclasses import replace
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from worker_aids import ENGINE, SETTINGS, Backend, serving, submit, the_end, until, until_running
 
 from engine import LLM
+from tests.worker.worker_aids import ENGINE, SETTINGS, Backend, serving, submit, the_end, until, until_running
 from worker.metrics import Metrics, MetricsPortTaken
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worker_aids import Backend, checked_log, said, submit, the_end, told_by, undisturbed, until, until_running
 
 from infra.blob_folder import FolderBlobs
 from infra.contracts import Event, Job
@@ -21,6 +20,17 @@ from infra.embedded import EmbeddedServer
 from infra.jobs import RedisJobs
 from infra.states import Status
 from millstream.tether import VARIABLE
+from tests.worker.worker_aids import (
+    Backend,
+    checked_log,
+    said,
+    submit,
+    the_end,
+    told_by,
+    undisturbed,
+    until,
+    until_running,
+)
 
 PROMPT = "The workers come and go; the work goes on."
 GREEDY: dict[str, Any] = {"max_tokens": 160}

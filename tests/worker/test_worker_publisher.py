@@ -3,12 +3,12 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
-from worker_aids import Faults, FaultyStore, until
 
 from infra.contracts import ChoiceDelta, Event, JobSpec, Kind, NewJob, Outcome
 from infra.keys import new_job_id
 from infra.memory import MemoryJobs
 from infra.states import Status
+from tests.worker.worker_aids import Faults, FaultyStore, until
 from worker.attempt import Attempt, Commit, GiveBack, Phase
 from worker.progress import Progress
 from worker.publisher import Publisher

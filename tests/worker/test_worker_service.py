@@ -6,7 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from worker_aids import (
+
+from infra.contracts import Job, JobSpec, Kind, Message, NewJob, Result, pack
+from infra.keys import new_job_id
+from infra.states import TERMINAL, Status
+from tests.worker.worker_aids import (
     ENGINE,
     SETTINGS,
     Backend,
@@ -22,10 +26,6 @@ from worker_aids import (
     until,
     until_running,
 )
-
-from infra.contracts import Job, JobSpec, Kind, Message, NewJob, Result, pack
-from infra.keys import new_job_id
-from infra.states import TERMINAL, Status
 from worker.attempt import Phase
 
 PROMPT = "Once upon a time, there was a queue that lost nothing."

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from worker_aids import (
+
+from infra.states import Status
+from tests.worker.worker_aids import (
     ENGINE,
     SETTINGS,
     Backend,
@@ -20,8 +22,6 @@ from worker_aids import (
     undisturbed,
     until,
 )
-
-from infra.states import Status
 
 SHAKY_VERBS = ("publish", "commit", "renew", "release", "wait_for_work", "lanes")
 
