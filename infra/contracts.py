@@ -72,6 +72,11 @@ class JobSpec(Struct):
     salt: str = ""  # prefix-cache domain, derived by the gateway from the tenant, never the caller's alone
     v: int = VERSION
 
+    @property
+    def output_tokens(self) -> int:
+        """Tokens that may be generated at most, all choices together."""
+        return int((self.params.get("n") or 1) * (self.params.get("max_tokens") or 0))
+
 
 class NewJob(Struct):
     """A job about to be admitted. Writing it twice with one id writes it once."""
@@ -87,6 +92,7 @@ class NewJob(Struct):
     queue_ttl_ms: int | None = None  # expires if not started so long after its submission
     deadline_ms: int | None = None  # expires if not finished by this point of Redis time
     attempt_timeout_ms: int | None = None  # one attempt may not run longer
+    watch_ms: int | None = None  # cancelled unless `JobStore.watch` comes within this time: somebody waits for it
     retry_of: str | None = None  # the dead letter that this job tries again
     traceparent: str | None = None
 
@@ -264,6 +270,32 @@ class Notice(Struct):
     traceparent: str | None = None
 
 
+class Pace(Struct):
+    """What a worker's engine takes, measured: `step + outputs * output + prompts * prompt` seconds for a step."""
+
+    seconds_per_step: float
+    seconds_per_output_token: float
+    seconds_per_prompt_token: float
+    num_seats: int  # sequences that run at once
+    kv_tokens: int  # token slots of the KV pool
+
+
+class WorkerRecord(Struct):
+    """What a live worker tells of itself again and again; forgotten where it stops telling."""
+
+    owner: str
+    alias: str
+    lanes: list[int]
+    num_seats: int
+    free_tokens: int  # KV tokens that jobs may be claimed for
+    num_jobs: int
+    remaining: list[int] = []  # output tokens that each running sequence may still draw, ascending
+    prompt_tokens: int = 0  # of its jobs, still to be computed
+    pace: Pace | None = None  # None until measured
+    takes_jobs: bool = True  # False while it drains, or its engine hangs
+    age_ms: int = 0  # of what is told here; set by the store on reading
+
+
 class ModelCard(Struct):
     """What the gateway must know of an alias to admit work for it; valid when no worker runs."""
 
@@ -280,6 +312,9 @@ class ModelCard(Struct):
     eos_token_ids: list[int] = []
     prefill_tokens_per_s: float | None = None  # measured; None until a worker has measured it
     decode_tokens_per_s: float | None = None
+    pace: Pace | None = None  # the same, in more detail: what ETAs are made of
+    cold_start_seconds: float | None = None  # from the start of a worker's process to its first claim, as measured
+    max_workers: int | None = None  # that this model's pool may come to; None: as many as run
     created_ms: int = 0
     v: int = VERSION
 

@@ -25,6 +25,9 @@ from infra.contracts import (
     pack,
 )
 from infra.states import TERMINAL, Status
+from infra.store import LaneLoad
+from infra.tiers import STRIDES
+from infra.work import Sizes, Work
 
 _SPEC = msgspec.msgpack.Decoder(JobSpec)
 _RESULT = msgspec.msgpack.Decoder(Result)
@@ -50,6 +53,8 @@ def fields_of(new: NewJob) -> list[Argument]:
         "queue_ttl_ms": new.queue_ttl_ms,
         "deadline_ms": new.deadline_ms,
         "attempt_timeout_ms": new.attempt_timeout_ms,
+        "output_tokens": new.spec.output_tokens,
+        "watch_ms": new.watch_ms,
         "retry_of": new.retry_of,
         "traceparent": new.traceparent,
     }
@@ -147,6 +152,26 @@ def events_from(entries: Iterable[tuple[bytes, Mapping[bytes, bytes]]]) -> list[
         )
         for entry_id, fields in entries
     ]
+
+
+def events_from_script(entries: Sequence[tuple[bytes, Sequence[bytes]]]) -> list[Event]:
+    """The same entries as a script hands them on: names and values in turn."""
+    return events_from((entry_id, dict(zip(flat[::2], flat[1::2], strict=True))) for entry_id, flat in entries)
+
+
+def load_from(answer: Sequence[int]) -> LaneLoad:
+    """What `load.lua` found."""
+    paused, *rest = answer
+    tiers, sums = rest[: 5 * len(Tier)], rest[5 * len(Tier) :]
+    by_tier = {str(tier): tiers[5 * index : 5 * index + 5] for index, tier in enumerate(STRIDES)}
+    return LaneLoad(
+        waiting={tier: counts[0] for tier, counts in by_tier.items()},
+        running=sum(counts[2] - counts[0] for counts in by_tier.values()),
+        paused=paused == 1,
+        delayed=sum(counts[1] for counts in by_tier.values()),
+        work={tier: Work(counts[3], counts[4]) for tier, counts in by_tier.items()},
+        sizes=Sizes(*sums),
+    )
 
 
 def notice_from(notice_id: bytes, flat: Sequence[bytes], lane: int) -> Notice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,16 +16,18 @@ import redis
 
 from infra import keys
 from infra.connect import Argument, Server, probe
-from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, Tier, pack
+from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord, pack
 from infra.contracts import EventBody as Body
 from infra.endings import result_of
 from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, StoreUnavailable, UnknownJob
 from infra.job_hash import (
     arguments_of,
     events_from,
+    events_from_script,
     fields_of,
     fields_of_outcome,
     job_from,
+    load_from,
     notice_from,
     pairs,
 )
@@ -33,10 +35,12 @@ from infra.keys import Lane
 from infra.scripts import Scripts
 from infra.settings import QueueSettings
 from infra.states import Status, change_to
-from infra.store import LaneLoad, Sweep
+from infra.store import LaneLoad, Place, Sweep
 from infra.streams import EventsDoorbell, WorkDoorbell
+from infra.work import Work
 
 _CARD = msgspec.msgpack.Decoder(ModelCard)
+_WORKER = msgspec.msgpack.Decoder(WorkerRecord)
 _MAX_MEMORY_SHARE = 0.8  # beyond it no new work: what is accepted needs the rest
 _MEMORY_LOOK_SECONDS = 1.0
 _LOG_PAGE = 1000
@@ -83,6 +87,21 @@ class RedisJobs:
     async def cards(self) -> dict[str, ModelCard]:
         packed = await self._server.command("HGETALL", keys.CARDS)
         return {alias.decode(): _CARD.decode(card) for alias, card in sorted(packed.items())}
+
+    async def put_worker(self, worker: WorkerRecord, *, keep_seconds: float) -> None:
+        key = keys.workers(worker.alias)
+        await self._scripts.call("put_worker", [key], [worker.owner, pack(worker), _ms(keep_seconds)])
+
+    async def drop_worker(self, alias: str, owner: str) -> None:
+        await self._server.command("HDEL", keys.workers(alias), owner)
+
+    async def workers(self, alias: str) -> list[WorkerRecord]:
+        flat = await self._scripts.call("workers", [keys.workers(alias)], [])
+        records = [
+            msgspec.structs.replace(_WORKER.decode(packed), age_ms=age_ms)
+            for age_ms, packed in zip(flat[::2], flat[1::2], strict=True)
+        ]
+        return sorted(records, key=lambda record: record.owner)
 
     async def claim_key(self, tenant: str, route: str, key: str, fingerprint: str, job_id: str) -> str:
         slot = keys.idempotency(tenant, route, hashlib.sha256(key.encode()).hexdigest())
@@ -181,6 +200,11 @@ class RedisJobs:
         return bool(await self._on_lane(keys.lane_of(hold.job_id), "release", arguments))
 
     async def cancel(self, job_id: str) -> Job | None:
+        await self._cancel(job_id)
+        return await self.get(job_id)
+
+    async def _cancel(self, job_id: str, *, only_unwatched: bool = False) -> bool:
+        """Whether it was cancelled now, or has ended; False where it is unknown or, `only_unwatched`, is watched."""
         # The result is composed here from the log, and the script takes it only if the log has not grown since.
         # Each refusal means that the job has moved on, so this ends with the job at the latest.
         lane, log = keys.lane_of(job_id), list[Event]()
@@ -188,12 +212,12 @@ class RedisJobs:
             try:
                 log += await self._log(job_id, None, after=len(log) - 1)
             except (UnknownJob, EventsGone):
-                return await self.get(job_id)
+                return False
             result = result_of(log)
             packed = b"" if result is None else pack(result)
-            answer = await self._on_lane(lane, "cancel", [job_id, len(log), packed])
+            answer = await self._on_lane(lane, "cancel", [job_id, len(log), packed, int(only_unwatched)])
             if answer >= 0:
-                return await self.get(job_id)
+                return bool(answer == 1)
 
     async def delete(self, job_id: str) -> bool:
         job = await self.get(job_id)
@@ -218,6 +242,15 @@ class RedisJobs:
                 raise EventsGone
         return events_from(entries)
 
+    async def read_logs(self, lane: int, after: Mapping[str, int], *, limit: int) -> dict[str, list[Event]]:
+        arguments: list[Argument] = [limit]
+        for job_id, number in after.items():
+            arguments += [job_id, number + 1]
+        found = await self._on_lane(lane, "read_logs", arguments) if after else []
+        return {
+            job_id: events_from_script(entries) for job_id, entries in zip(after, found, strict=True) if entries != 0
+        }
+
     # --- waiting ---
 
     async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
@@ -229,17 +262,21 @@ class RedisJobs:
     # --- looking after a lane ---
 
     async def load(self, lane: int) -> LaneLoad:
-        names = Lane(lane)
-        counts_asked = [
-            count for tier in Tier for count in (("ZCARD", names.waiting(tier)), ("XLEN", names.stream(tier)))
-        ]
-        *counts, paused = await self._server.batch(*counts_asked, ("HGET", names.state, "paused"))
-        waiting = {str(tier): count for tier, count in zip(Tier, counts[::2], strict=True)}
-        return LaneLoad(waiting=waiting, running=sum(counts[1::2]) - sum(waiting.values()), paused=paused == b"1")
+        return load_from(await self._on_lane(lane, "load", []))
 
     async def position(self, job_id: str) -> int | None:
         answer = await self._on_lane(keys.lane_of(job_id), "position", [job_id])
         return None if answer is None else int(answer)
+
+    async def place(self, job_id: str) -> Place | None:
+        answer = await self._on_lane(keys.lane_of(job_id), "place", [job_id])
+        if answer is None:
+            return None
+        position, prompt, output, running = answer
+        return Place(position, Work(prompt, output), running)
+
+    async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
+        await self._on_lane(lane, "watch", ["" if seconds is None else _ms(seconds), *job_ids])
 
     async def set_paused(self, lane: int, paused: bool) -> None:
         await self._on_lane(lane, "pause", [int(paused)])
@@ -252,8 +289,12 @@ class RedisJobs:
         sweep, again = Sweep(), 1
         while again:
             again, *ended = await self._on_lane(lane, "sweep", [])
-            for job_id, status in pairs(ended).items():
-                (sweep.expired if status.decode() == Status.EXPIRED else sweep.failed).append(job_id)
+            for job_id, what in pairs(ended).items():
+                if what == b"unwatched":
+                    if await self._cancel(job_id, only_unwatched=True):
+                        sweep.cancelled.append(job_id)
+                else:
+                    (sweep.expired if what.decode() == Status.EXPIRED else sweep.failed).append(job_id)
         return sweep
 
     async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:

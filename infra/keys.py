@@ -43,6 +43,11 @@ def tenant_jobs(tenant: str) -> str:
     return f"ms:tenant:{{{tenant}}}:jobs"
 
 
+def workers(alias: str) -> str:
+    """Hash: owner -> when its worker told of itself (ms), until when that holds (ms), and the WorkerRecord."""
+    return f"ms:{{workers:{alias}}}"
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """Keys of one lane."""
@@ -91,13 +96,18 @@ class Lane:
 
     @property
     def state(self) -> str:
-        """Hash: `paused`, `arrivals`, the tiers' service counters."""
+        """Hash: `paused`, `arrivals`, the tiers' service counters and waiting work, sizes of finished jobs."""
         return f"{self.prefix}:state"
 
     @property
     def dead(self) -> str:
         """Sorted set, the dead-letter list: job id -> the time (ms) it failed with `worker_lost`."""
         return f"{self.prefix}:dead"
+
+    @property
+    def watch(self) -> str:
+        """Sorted set: id of a job that somebody waits for -> the time (ms) by which it must be watched again."""
+        return f"{self.prefix}:watch"
 
     @property
     def declared(self) -> tuple[str, ...]:
@@ -115,4 +125,5 @@ class Lane:
 def _declared(number: int) -> tuple[str, ...]:
     lane, tiers = Lane(number), tuple(Tier)
     streams, waiting = tuple(map(lane.stream, tiers)), tuple(map(lane.waiting, tiers))
-    return (*streams, *waiting, lane.due, lane.expiry, lane.feed, lane.control, lane.outbox, lane.state, lane.dead)
+    clocks = (lane.due, lane.expiry, lane.feed, lane.control, lane.outbox, lane.state, lane.dead, lane.watch)
+    return (*streams, *waiting, *clocks)

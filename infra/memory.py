@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -16,13 +16,25 @@ import msgspec
 
 from infra import keys
 from infra.clock import Clock, SystemClock
-from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, Struct
+from infra.contracts import (
+    Claim,
+    Event,
+    Hold,
+    Job,
+    ModelCard,
+    NewJob,
+    Notice,
+    Outcome,
+    Publication,
+    Struct,
+    WorkerRecord,
+)
 from infra.endings import result_of
 from infra.errors import EventsGone, IdempotencyMismatch, StoreUnavailable, UnknownJob
 from infra.memory_lane import MemoryLane
 from infra.settings import QueueSettings
 from infra.states import change_to
-from infra.store import LaneLoad, Sweep
+from infra.store import LaneLoad, Place, Sweep
 
 _T = TypeVar("_T")
 _Record = TypeVar("_Record", bound=Struct)
@@ -38,6 +50,7 @@ class _Memory:
     lanes: dict[int, MemoryLane] = field(default_factory=dict)
     aliases: dict[int, str] = field(default_factory=dict)
     cards: dict[str, ModelCard] = field(default_factory=dict)
+    workers: dict[tuple[str, str], tuple[WorkerRecord, int, int]] = field(default_factory=dict)  # told, forgotten (ms)
     idempotency: dict[str, tuple[str, str, int]] = field(default_factory=dict)  # fingerprint, job id, forgotten at (ms)
     tenants: dict[str, dict[str, int]] = field(default_factory=dict)  # tenant -> job id -> created_ms
     bells: dict[asyncio.Event, asyncio.AbstractEventLoop] = field(default_factory=dict)
@@ -92,6 +105,25 @@ class MemoryJobs:
     async def cards(self) -> dict[str, ModelCard]:
         with self._open() as memory:
             return {alias: _copied(card) for alias, card in sorted(memory.cards.items())}
+
+    async def put_worker(self, worker: WorkerRecord, *, keep_seconds: float) -> None:
+        with self._open() as memory:
+            now_ms = memory.clock.now_ms()
+            memory.workers[worker.alias, worker.owner] = (_copied(worker), now_ms, now_ms + _ms(keep_seconds))
+
+    async def drop_worker(self, alias: str, owner: str) -> None:
+        with self._open() as memory:
+            memory.workers.pop((alias, owner), None)
+
+    async def workers(self, alias: str) -> list[WorkerRecord]:
+        with self._open() as memory:
+            now_ms = memory.clock.now_ms()
+            memory.workers = {key: told for key, told in memory.workers.items() if told[2] > now_ms}
+            return [
+                msgspec.structs.replace(_copied(record), age_ms=now_ms - told_ms)
+                for (name, _), (record, told_ms, _) in sorted(memory.workers.items(), key=lambda item: item[0])
+                if name == alias
+            ]
 
     async def claim_key(self, tenant: str, route: str, key: str, fingerprint: str, job_id: str) -> str:
         with self._open() as memory:
@@ -197,6 +229,9 @@ class MemoryJobs:
 
         return self._on_lane(keys.lane_of(job_id), events)
 
+    async def read_logs(self, lane: int, after: Mapping[str, int], *, limit: int) -> dict[str, list[Event]]:
+        return self._on_lane(lane, lambda lane, now_ms: lane.read_logs(after, limit, now_ms))
+
     # --- waiting ---
 
     async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
@@ -252,10 +287,17 @@ class MemoryJobs:
     # --- looking after a lane ---
 
     async def load(self, lane: int) -> LaneLoad:
-        return self._on_lane(lane, lambda lane, now_ms: lane.load())
+        return self._on_lane(lane, lambda lane, now_ms: lane.load(now_ms))
 
     async def position(self, job_id: str) -> int | None:
         return self._on_lane(keys.lane_of(job_id), lambda lane, now_ms: lane.position(job_id, now_ms))
+
+    async def place(self, job_id: str) -> Place | None:
+        return self._on_lane(keys.lane_of(job_id), lambda lane, now_ms: lane.place(job_id, now_ms))
+
+    async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
+        ms = None if seconds is None else _ms(seconds)
+        self._on_lane(lane, lambda lane, now_ms: lane.watch(job_ids, ms, now_ms))
 
     async def set_paused(self, lane: int, paused: bool) -> None:
         def set_paused(lane: MemoryLane, now_ms: int) -> None:

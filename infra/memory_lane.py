@@ -6,8 +6,8 @@ Every method is one transaction at one moment `now_ms`; the caller holds the loc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Literal
 
@@ -37,12 +37,14 @@ from infra.endings import (
     WORKER_LOST,
     expiry_of,
     is_wanted,
+    result_of,
 )
 from infra.errors import Conflict, QueueFull
 from infra.settings import QueueSettings
 from infra.states import TERMINAL, Change, Status, after, change_to
-from infra.store import LaneLoad, Sweep
+from infra.store import PLACE_LOOKS, LaneLoad, Place, Sweep
 from infra.tiers import Head, Service
+from infra.work import Sizes, Work, work_left
 
 _REQUEUED_FIRST = -(10**13)  # added to a due time: in front of every arrival number
 
@@ -85,9 +87,12 @@ class MemoryLane:
     records: dict[str, Record] = field(default_factory=dict)
     fresh: dict[Tier, dict[str, None]] = field(default_factory=lambda: {tier: {} for tier in Tier})  # never started
     waiting: dict[Tier, dict[str, int]] = field(default_factory=lambda: {tier: {} for tier in Tier})  # id -> order
+    work: dict[Tier, Work] = field(default_factory=lambda: {tier: Work() for tier in Tier})  # of the waiting
+    sizes: Sizes = field(default_factory=Sizes)
     due: dict[str, int] = field(default_factory=dict)
     expiry: dict[str, int] = field(default_factory=dict)
     dead: dict[str, int] = field(default_factory=dict)
+    watched: dict[str, int] = field(default_factory=dict)
     outbox: dict[str, int] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     service: Service = field(default_factory=Service)
@@ -115,10 +120,45 @@ class MemoryLane:
         own = (waiting[job_id], job_id)
         return sum((order, other) < own for other, order in waiting.items())
 
-    def load(self) -> LaneLoad:
-        waiting = {str(tier): len(jobs) for tier, jobs in self.waiting.items()}
-        running = sum(record.job.status is Status.RUNNING for record in self.records.values())
-        return LaneLoad(waiting=waiting, running=running, paused=self.paused)
+    def place(self, job_id: str, now_ms: int) -> Place | None:
+        position = self.position(job_id, now_ms)
+        if position is None:
+            return None
+        tier = self.records[job_id].job.tier
+        first = sorted(self.waiting[tier], key=lambda other: (self.waiting[tier][other], other))
+        looked = [work_of(self.records[other]) for other in first[: min(position, PLACE_LOOKS)]]
+        prompt, output = (
+            int(sum(getattr(work, name) for work in looked)) for name in ("prompt_tokens", "output_tokens")
+        )
+        if position > len(looked):
+            num_rest, num_taken = len(first) - len(looked), position - len(looked)
+            prompt += (int(self.work[tier].prompt_tokens) - prompt) * num_taken // num_rest
+            output += (int(self.work[tier].output_tokens) - output) * num_taken // num_rest
+        return Place(position, Work(prompt, output), self._num_running)
+
+    def load(self, now_ms: int) -> LaneLoad:
+        return LaneLoad(
+            waiting={str(tier): len(jobs) for tier, jobs in self.waiting.items()},
+            running=self._num_running,
+            paused=self.paused,
+            delayed=sum(
+                now_ms + _REQUEUED_FIRST < order < 0 for jobs in self.waiting.values() for order in jobs.values()
+            ),
+            work={str(tier): work for tier, work in self.work.items()},
+            sizes=replace(self.sizes),
+        )
+
+    def read_logs(self, after: Mapping[str, int], limit: int, now_ms: int) -> dict[str, list[Event]]:
+        found = {}
+        for job_id, number in after.items():
+            record = self.find(job_id, now_ms)
+            if record is not None and (record.log or record.job.num_events <= number + 1):
+                found[job_id] = record.log[number + 1 :][:limit]
+        return found
+
+    @property
+    def _num_running(self) -> int:
+        return sum(record.job.status is Status.RUNNING for record in self.records.values())
 
     # --- the life of a job ---
 
@@ -135,9 +175,11 @@ class MemoryLane:
         )  # fmt: skip
         record = self.records[new.id] = Record(job, new)
         self.arrivals += 1
-        self.waiting[job.tier][job.id] = self.arrivals
+        self._wait(record, self.arrivals)
         self.fresh[job.tier][job.id] = None
         self._set_expiry(record, None)
+        if new.watch_ms is not None:
+            self.watched[job.id] = now_ms + new.watch_ms
         self._append(record, "job.queued", EventBody(), now_ms)
         self.control.append("")
         return True
@@ -210,7 +252,7 @@ class MemoryLane:
         self._change(record, Change.REQUEUE)
         record.job.owner, record.released = None, hold.attempt
         self.due[hold.job_id] = now_ms + delay_ms
-        self.waiting[record.job.tier][hold.job_id] = now_ms + delay_ms + _REQUEUED_FIRST
+        self._wait(record, now_ms + delay_ms + _REQUEUED_FIRST)
         self._set_expiry(record, None)
         self._append(record, "job.requeued", EventBody(attempt=hold.attempt, reason=reason), now_ms)
         self.control.append("")
@@ -221,6 +263,14 @@ class MemoryLane:
             return
         outcome = Outcome(status=Status.CANCELLED, result=result, usage=record.usage)
         self._end(record, Change.CANCEL, outcome, now_ms)
+
+    def watch(self, job_ids: Sequence[str], ms: int | None, now_ms: int) -> None:
+        for job_id in job_ids:
+            record = self.find(job_id, now_ms)
+            if ms is None:
+                self.watched.pop(job_id, None)
+            elif record is not None and record.job.status not in TERMINAL:
+                self.watched[job_id] = now_ms + ms
 
     def delete(self, job_id: str, now_ms: int) -> bool:
         record = self.find(job_id, now_ms)
@@ -242,6 +292,11 @@ class MemoryLane:
             if self._is_last_lease_lost(record, now_ms):
                 self._bury(record, now_ms)
                 sweep.failed.append(record.job.id)
+        for job_id in sorted(self.watched, key=lambda job_id: (self.watched[job_id], job_id)):
+            if self.watched[job_id] <= now_ms:
+                record = self.records[job_id]
+                self.cancel(record, result_of(record.log), now_ms)
+                sweep.cancelled.append(job_id)
         for job_id in list(self.records):
             self.find(job_id, now_ms)
         return sweep
@@ -288,6 +343,15 @@ class MemoryLane:
             else:
                 yield record
 
+    def _wait(self, record: Record, order: int) -> None:
+        self.waiting[record.job.tier][record.job.id] = order
+        self.work[record.job.tier] += work_of(record)
+
+    def _wait_no_more(self, record: Record) -> None:
+        tier = record.job.tier
+        if self.waiting[tier].pop(record.job.id, None) is not None:
+            self.work[tier] -= work_of(record)
+
     def _head(self, tier: Tier, now_ms: int) -> Record | None:
         """The tier's first job that was never started, after ending those before it whose time is over."""
         for job_id in list(self.fresh[tier]):
@@ -313,7 +377,7 @@ class MemoryLane:
         job.owner = owner
         job.started_ms = job.started_ms or now_ms
         job.profile = job.profile or profile or None
-        self.waiting[job.tier].pop(job.id, None)
+        self._wait_no_more(record)
         self.due[job.id] = now_ms + lease_ms
         self._set_expiry(record, now_ms)
         event = self._append(record, "job.started", EventBody(attempt=job.attempt), now_ms)
@@ -347,9 +411,17 @@ class MemoryLane:
         outcome.status = self._change(record, change)
         job.outcome, job.finished_ms, job.owner = outcome, now_ms, None
         self.fresh[job.tier].pop(job.id, None)
-        self.waiting[job.tier].pop(job.id, None)
+        self._wait_no_more(record)
         self.due.pop(job.id, None)
         self.expiry.pop(job.id, None)
+        self.watched.pop(job.id, None)
+        if change is Change.SUCCEED:
+            self.sizes.note(
+                prompt=outcome.usage.prompt_tokens,
+                cached=outcome.usage.cached_tokens,
+                output=outcome.usage.completion_tokens,
+                asked=min(record.new.spec.output_tokens, job.cost_tokens),
+            )
         body = EventBody(attempt=job.attempt, usage=outcome.usage, error=outcome.error)
         event = self._append(record, f"job.{outcome.status}", body, now_ms)
         self._notify(record, event)
@@ -404,6 +476,11 @@ class MemoryLane:
         )  # fmt: skip
         self.notices[notice.id] = notice
         self.outbox[notice.id] = event.at_ms
+
+
+def work_of(record: Record) -> Work:
+    """What a job that is not running has before it."""
+    return work_left(record.job.cost_tokens, record.new.spec.output_tokens, record.usage.completion_tokens)
 
 
 def unwritten(publication: Publication, num_events: int) -> list[EventBody]:

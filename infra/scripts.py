@@ -10,15 +10,16 @@ from typing import Any
 
 import redis
 
-from infra import endings, states, tiers
+from infra import endings, states, tiers, work
 from infra.connect import Argument, Server, translated
 from infra.settings import QueueSettings
+from infra.store import PLACE_LOOKS
 
 LANE_SCRIPTS = (
     "submit", "claim", "renew", "publish", "commit", "release", "cancel", "delete", "sweep", "position", "pause",
-    "take_notices", "delay_notice", "delete_notice",
+    "take_notices", "delay_notice", "delete_notice", "load", "place", "read_logs", "watch",
 )  # fmt: skip
-OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index")
+OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index", "put_worker", "workers")
 # Work must be able to end when memory is full; only what brings new work is refused then.
 _REFUSED_WITHOUT_MEMORY = {"submit", "claim_key", "index_job"}
 
@@ -37,7 +38,8 @@ def compose(settings: QueueSettings) -> dict[str, bytes]:
         "PATIENCE_MS": settings.patience_seconds,
     }
     constants = "".join(f"local {name} = {round(seconds * 1000)}\n" for name, seconds in retention.items())
-    lane = states.as_lua() + tiers.as_lua() + endings.as_lua() + constants + _source("lane")
+    constants += f"local PLACE_LOOKS = {PLACE_LOOKS}\n"
+    lane = states.as_lua() + tiers.as_lua() + work.as_lua() + endings.as_lua() + constants + _source("lane")
 
     def whole(name: str) -> bytes:
         shebang = "#!lua\n" if name in _REFUSED_WITHOUT_MEMORY else "#!lua flags=allow-oom\n"

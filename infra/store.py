@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication
+from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord
+from infra.work import Sizes, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,25 @@ class LaneLoad:
     waiting: dict[str, int]  # tier -> jobs not running: queued, delayed
     running: int
     paused: bool = False
+    delayed: int = 0  # of the waiting ones: those whose time to be tried again has not come
+    work: dict[str, Work] = field(default_factory=dict)  # tier -> what its waiting jobs have before them
+    sizes: Sizes = field(default_factory=Sizes)
+
+    @property
+    def num_waiting(self) -> int:
+        return sum(self.waiting.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a queued job stands."""
+
+    position: int  # waiting jobs ahead in its tier
+    ahead: Work  # of those; the first of them counted, the many behind taken as their tier's average
+    running: int  # jobs that run in the lane at this moment
+
+
+PLACE_LOOKS = 64  # waiting jobs ahead whose work is counted one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +47,7 @@ class Sweep:
 
     expired: list[str] = field(default_factory=list)  # not started, or not finished, in time
     failed: list[str] = field(default_factory=list)  # an attempt over its time, or the last allowed lease lost
+    cancelled: list[str] = field(default_factory=list)  # nobody waits for them any more: their watch has lapsed
 
 
 class JobStore(Protocol):
@@ -43,6 +64,16 @@ class JobStore(Protocol):
     async def put_card(self, card: ModelCard) -> None: ...
 
     async def cards(self) -> dict[str, ModelCard]: ...
+
+    async def put_worker(self, worker: WorkerRecord, *, keep_seconds: float) -> None:
+        """Tells of a live worker; forgotten after the time unless told again."""
+        ...
+
+    async def drop_worker(self, alias: str, owner: str) -> None: ...
+
+    async def workers(self, alias: str) -> list[WorkerRecord]:
+        """Live workers of an alias, by owner."""
+        ...
 
     async def claim_key(self, tenant: str, route: str, key: str, fingerprint: str, job_id: str) -> str:
         """Claims an idempotency key for 24 h: returns `job_id`, or the id claimed before with the same fingerprint.
@@ -113,6 +144,13 @@ class JobStore(Protocol):
         """Events with numbers above `after`. Raises UnknownJob, or EventsGone where the log has expired."""
         ...
 
+    async def read_logs(self, lane: int, after: Mapping[str, int], *, limit: int) -> dict[str, list[Event]]:
+        """Of several logs of a lane, read in one go: events above the number given with each id, `limit` of each.
+
+        Leaves out jobs that are unknown and logs that have expired: `events` says which.
+        """
+        ...
+
     async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
         """Blocks until something may be claimable in the lanes or the time is up; returns ids cancelled meanwhile.
 
@@ -135,6 +173,14 @@ class JobStore(Protocol):
         """Waiting jobs ahead in its tier; None unless queued."""
         ...
 
+    async def place(self, job_id: str) -> Place | None:
+        """Where a queued job stands, to say how long it will wait; None unless queued."""
+        ...
+
+    async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
+        """Somebody waits for these jobs: a sweep cancels those not watched again within the time. None: never."""
+        ...
+
     async def set_paused(self, lane: int, paused: bool) -> None:
         """Stops or resumes claiming in a lane; submits go on."""
         ...
@@ -144,7 +190,7 @@ class JobStore(Protocol):
         ...
 
     async def sweep(self, lane: int) -> Sweep:
-        """Expires what is past its time. Safe to run from many processes at once."""
+        """Expires what is past its time, cancels what nobody watches any more. Any number of processes may do it."""
         ...
 
     async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:

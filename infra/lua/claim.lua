@@ -20,7 +20,7 @@ local function start(job)
   end
   change(job, 'claim')
   job.attempt = job.attempt + 1
-  redis.call('ZREM', WAITING[job.tier], job.id)
+  wait_no_more(job)
   redis.call('ZADD', DUE, NOW + lease_ms, job.id)
   set_expiry(job, NOW)
   append(job, 'job.started', cmsgpack.pack({ attempt = job.attempt }))

@@ -1,12 +1,13 @@
 -- Shared by every script that works on a lane. Before it come constants written by Python: TRANSITIONS, TERMINAL,
--- TIERS, STRIDES, SUSPECT_LOST_COUNT, MAX_LOST_COUNT, WORKER_LOST, ATTEMPT_TIMEOUT and the retention times *_MS.
+-- TIERS, STRIDES, SIZES, MAX_SIZES, SUSPECT_LOST_COUNT, MAX_LOST_COUNT, WORKER_LOST, ATTEMPT_TIMEOUT and the retention
+-- times *_MS.
 -- KEYS are the lane's own, in the order of `Lane.declared`; keys of single jobs share their slot.
 
 local STREAM, WAITING = {}, {}
 for i, tier in ipairs(TIERS) do
   STREAM[tier], WAITING[tier] = KEYS[i], KEYS[#TIERS + i]
 end
-local DUE, EXPIRY, FEED, CONTROL, OUTBOX, STATE, DEAD = unpack(KEYS, 2 * #TIERS + 1)
+local DUE, EXPIRY, FEED, CONTROL, OUTBOX, STATE, DEAD, WATCH = unpack(KEYS, 2 * #TIERS + 1)
 local PREFIX = string.sub(STATE, 1, -7) -- without ":state"
 local GROUP = 'workers'
 local FEED_LEN, CONTROL_LEN = 10000, 1000
@@ -26,6 +27,7 @@ local TEXTS = { 'status', 'tier', 'entry', 'wanted', 'run_item' }
 local NUMBERS = {
   'attempt', 'lost_count', 'num_events', 'cost_tokens', 'created_ms', 'deadline_ms', 'queue_ttl_ms',
   'attempt_timeout_ms', 'committed', 'released', 'prompt_tokens', 'completion_tokens', 'cached_tokens',
+  'output_tokens',
 }
 local FIELDS = {}
 for _, name in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = name end
@@ -53,6 +55,51 @@ local function change(job, what)
   if not status then error(job.id .. ' is ' .. job.status .. ': it cannot ' .. what) end
   job.status = status
   return status
+end
+
+-- `work.work_left`: prompt and output tokens that a job which is not running has before it.
+local function work_left(cost_tokens, output_tokens, num_emitted)
+  local left = math.max(0, math.min(output_tokens or 0, cost_tokens) - num_emitted)
+  return cost_tokens - left, left
+end
+
+-- Adds a waiting job's work to its tier's (`sign` 1), or takes it out (-1).
+local function weigh(job, sign)
+  local prompt, output = work_left(job.cost_tokens, job.output_tokens, job.completion_tokens)
+  redis.call('HINCRBY', STATE, 'prompt:' .. job.tier, string.format('%d', sign * prompt)) -- and not '-0'
+  redis.call('HINCRBY', STATE, 'output:' .. job.tier, string.format('%d', sign * output))
+end
+
+local function wait(job, order)
+  redis.call('ZADD', WAITING[job.tier], order, job.id)
+  weigh(job, 1)
+end
+
+-- An empty tier has no work, whatever was lost in a failover.
+local function wait_no_more(job)
+  if redis.call('ZREM', WAITING[job.tier], job.id) == 0 then return end
+  if redis.call('ZCARD', WAITING[job.tier]) == 0 then
+    redis.call('HDEL', STATE, 'prompt:' .. job.tier, 'output:' .. job.tier)
+  else
+    weigh(job, -1)
+  end
+end
+
+-- `work.Sizes.note`, line by line, for a job that succeeded.
+local function note_size(job, fields)
+  local asked = math.min(job.output_tokens or 0, job.cost_tokens)
+  if asked == 0 then return end
+  local output = math.min(tonumber(fields.completion_tokens), asked)
+  local new = { 1, tonumber(fields.prompt_tokens), tonumber(fields.cached_tokens), output, asked,
+    output * output, output * asked, asked * asked }
+  local sums, values = redis.call('HMGET', STATE, unpack(SIZES)), {}
+  local is_full = (tonumber(sums[1]) or 0) >= MAX_SIZES
+  for i, name in ipairs(SIZES) do
+    local known = tonumber(sums[i]) or 0
+    values[2 * i - 1] = name
+    values[2 * i] = string.format('%d', (is_full and math.floor(known / 2) or known) + new[i])
+  end
+  redis.call('HSET', STATE, unpack(values))
 end
 
 -- Ids whose logs grew in this script; told to the feed once, by `tell_feed`.
@@ -123,9 +170,11 @@ local function finish(job, what, body, failure, fields)
   end
   redis.call('XACK', STREAM[job.tier], GROUP, job.entry)
   redis.call('XDEL', STREAM[job.tier], job.entry)
-  redis.call('ZREM', WAITING[job.tier], job.id)
+  wait_no_more(job)
   redis.call('ZREM', DUE, job.id)
   redis.call('ZREM', EXPIRY, job.id)
+  redis.call('ZREM', WATCH, job.id)
+  if what == 'succeed' then note_size(job, fields) end
   append(job, 'job.' .. status, body)
   notify(job, 'job.' .. status)
   local values = { 'status', status, 'num_events', job.num_events, 'finished_ms', NOW, 'owner', '' }

@@ -8,7 +8,7 @@ end
 change(job, 'requeue')
 local due_ms = NOW + ARGV[3]
 redis.call('ZADD', DUE, due_ms, job.id)
-redis.call('ZADD', WAITING[job.tier], due_ms + REQUEUED_FIRST, job.id)
+wait(job, due_ms + REQUEUED_FIRST)
 set_expiry(job, nil)
 append(job, 'job.requeued', ARGV[4])
 redis.call('HSET', job_key(job.id), 'status', job.status, 'num_events', job.num_events, 'owner', '',

@@ -14,7 +14,9 @@ redis.call('HSET', job_key(id), 'id', id, 'tier', tier, 'status', 'queued', 'ent
 local job = read(id)
 job.num_events = 0
 append(job, 'job.queued', '\128') -- an empty map
-redis.call('ZADD', WAITING[tier], redis.call('HINCRBY', STATE, 'arrivals', 1), id)
+wait(job, redis.call('HINCRBY', STATE, 'arrivals', 1))
 set_expiry(job, nil)
+local watch_ms = redis.call('HGET', job_key(id), 'watch_ms')
+if watch_ms then redis.call('ZADD', WATCH, NOW + watch_ms, id) end
 tell_feed()
 return 1

@@ -1,4 +1,5 @@
--- Ends jobs past their limits. Returns {1 to be called again, id, new status, ...}.
+-- Ends jobs past their limits. Returns {1 to be called again, id, new status, ...}; of those whose watch has lapsed,
+-- which are to be cancelled by the caller, the id and 'unwatched'.
 local LIMIT = 200
 local ended = { 0 }
 local function note(job) ended[#ended + 1], ended[#ended + 2] = job.id, job.status end
@@ -23,5 +24,15 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', NOW)) do
   if #ended > 2 * LIMIT then break end
 end
 if #ended > LIMIT then ended[1] = 1 end
+local unwatched = redis.call('ZRANGEBYSCORE', WATCH, '-inf', NOW, 'LIMIT', 0, LIMIT)
+if #unwatched == LIMIT then ended[1] = 1 end
+for _, id in ipairs(unwatched) do
+  local job = read(id)
+  if not job or TERMINAL[job.status] then
+    redis.call('ZREM', WATCH, id)
+  else
+    ended[#ended + 1], ended[#ended + 2] = id, 'unwatched'
+  end
+end
 tell_feed()
 return ended
