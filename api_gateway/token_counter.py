@@ -34,8 +34,10 @@ class TokenCounter:
         """Tokens of `text`, with those that the model expects around a plain prompt where asked."""
         tokenizer = await self._tokenizer(card)
         async with self._slots:
-            encoding = await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return len(encoding.ids)
+            encodings = await asyncio.to_thread(  # a batch lets others run meanwhile; a single text does not
+                tokenizer.encode_batch_fast, [text], add_special_tokens=add_special_tokens
+            )
+        return len(encodings[0])
 
     async def render(self, card: ModelCard, messages: list[Message]) -> str:
         """The prompt that the model's template makes of `messages`. Raises InvalidRequest where it refuses them."""
