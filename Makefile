@@ -35,6 +35,14 @@ test: setup ## all tests but the long ones
 test-long: setup ## the long tests
 	@$(BIN)/python -m pytest -m long $(ARGS)
 
+chaos: setup ## the queue's proofs on Valkey and Redis, thousands of jobs; at most 30 minutes a server
+	@code=0
+	for server in valkey redis; do timeout 1800 $(BIN)/python -m bench.chaos --server $$server --write || code=1; done
+	exit $$code
+
+chaos-short: setup ## the same with a few jobs each, on Valkey; under 4 minutes
+	@timeout 240 $(BIN)/python -m bench.chaos --short
+
 lint: setup ## ruff, mypy --strict, import direction
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -51,8 +59,6 @@ endef
 
 bench: ; $(call later,benchmarks)
 bench-peers: ; $(call later,speed)
-chaos: ; $(call later,the queue's proofs)
-chaos-short: ; $(call later,the queue's proofs)
 kernels-compile: ; $(call later,Triton kernels)
 
 clean: ## forgets the virtual environment; the model cache stays

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -69,14 +69,13 @@ class Audit(msgspec.Struct):
 class Ledger:
     """What one scenario's clients were told. All waiting is bounded by the scenario's own time-out."""
 
-    def __init__(self, http: httpx.AsyncClient, reference: Reference | None, *, seed: int = 1) -> None:
+    def __init__(self, http: httpx.AsyncClient, reference: Reference | None) -> None:
         self._http = http
         self._reference = reference
         self.told: dict[str, Told] = {}
         self.answers: dict[int, int] = {}  # HTTP status -> how often; 0: no answer
         self.audits: dict[str, Audit] = {}
         self.last_refusal = ""
-        self.chance = random.Random(seed)
 
     async def submit(self, prompt: str, params: dict[str, Any], *, model: str = "fake",
                      may_end: Iterable[str] = ("job.succeeded",), headers: dict[str, str] | None = None,
@@ -96,7 +95,7 @@ class Ledger:
 
     async def submit_until_accepted(self, prompt: str, params: dict[str, Any], **fields: Any) -> str:
         """Again and again, under one idempotency key, as a client should."""
-        headers = {"idempotency-key": f"chaos-{self.chance.randbytes(12).hex()}"}
+        headers = {"idempotency-key": secrets.token_hex(12)}
         while True:
             job_id = await self.submit(prompt, params, headers=headers, **fields)
             if job_id is not None:
@@ -111,7 +110,7 @@ class Ledger:
         count = 0
         for batch in _batched(asks, page):
             jobs = [{"model": "fake", "input": prompt, "params": params, **fields} for prompt, params in batch]
-            headers = {"idempotency-key": f"bulk-{self.chance.randbytes(12).hex()}"}
+            headers = {"idempotency-key": secrets.token_hex(12)}
             while True:
                 try:
                     answer = await self._http.post("/v1/jobs/bulk", json={"jobs": jobs}, headers=headers)

