@@ -80,7 +80,7 @@ def write_gguf(
         writer.add_add_bos_token(add_bos)
     quant_type = gguf.GGMLQuantizationType[quantization]
     for name, values in {**load_file(model / "model.safetensors"), **(extra or {})}.items():
-        if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if kind == "llama" and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads" if ".q_proj" in name else "num_key_value_heads"]
             values = pairs_from_halves(values, heads)
         written = name if name in (extra or {}) else gguf_name(name)
