@@ -288,7 +288,7 @@ class WorkerRecord(Struct):
     lanes: list[int]
     num_seats: int
     free_tokens: int  # KV tokens that jobs may be claimed for
-    num_jobs: int
+    num_jobs: int  # that it holds, those whose end is being written included
     remaining: list[int] = []  # output tokens that each running sequence may still draw, ascending
     prompt_tokens: int = 0  # of its jobs, still to be computed
     pace: Pace | None = None  # None until measured

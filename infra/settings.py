@@ -73,6 +73,8 @@ class WorkerSettings:
     drain_seconds: float = 30.0  # on SIGTERM: finish what fits, hand the rest over
     flush_seconds: float = 0.02  # tokens of so long are published together
     metrics_port: int = 0  # 0: none
+    max_workers: int = 0  # workers that this model's pool may come to: what deadlines are judged by. 0: as many as run
+    cold_start_seconds: float = 0.0  # what a new worker needs before its process starts: a machine, an image
 
 
 @dataclass(frozen=True, kw_only=True)

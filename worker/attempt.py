@@ -47,6 +47,7 @@ class Attempt:
         self.progress = Progress.of(0, claim.history)  # until its parameters say how many choices there are
         self.is_accepted = False  # the engine's figures count it
         self.errors: dict[int, str] = {}  # by choice: why it failed alone
+        self.has_emitted = False  # its prompt is computed
         self._counts_untold = False
         self._pending: dict[int, ChoiceDelta] = {}
         self._next_number = claim.job.num_events
@@ -60,6 +61,25 @@ class Attempt:
     def num_sequences(self) -> int:
         """Sequences that it keeps busy in the engine; one, while its parameters are not read."""
         return sum(choice.finish_reason is None for choice in self.progress.choices) or 1
+
+    @property
+    def remaining_tokens(self) -> list[int]:
+        """Output tokens that each sequence may still draw."""
+        spec = self.job.spec
+        each = spec.output_tokens // (spec.params.get("n") or 1)
+        if not self.progress.choices:
+            return [each]
+        return [
+            max(0, each - len(choice.token_ids)) for choice in self.progress.choices if choice.finish_reason is None
+        ]
+
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Tokens to be computed before the first can be drawn; all of them, until it is."""
+        if self.has_emitted:
+            return 0
+        output_tokens = min(self.job.spec.output_tokens, self.job.cost_tokens)
+        return self.job.cost_tokens - output_tokens + self.progress.num_completion_tokens
 
     @property
     def num_retries(self) -> int:
@@ -78,6 +98,7 @@ class Attempt:
 
     def add(self, delta: ChoiceDelta) -> None:
         """Takes one choice's new tokens, to be published with the next flush."""
+        self.has_emitted = True
         self.progress.choices[delta.index].extend(delta)
         before = self._pending.get(delta.index)
         self._pending[delta.index] = delta if before is None else joined(before, delta)

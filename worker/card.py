@@ -38,7 +38,15 @@ def tokenizer_blob(info: ModelInfo) -> str:
     return f"tokenizers/{info.tokenizer_digest.replace(':', '-')}"
 
 
-def card_of(alias: str, info: ModelInfo, tokenizer: Tokenizer, *, created_ms: int) -> ModelCard:
+def card_of(
+    alias: str,
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    *,
+    created_ms: int,
+    cold_start_seconds: float | None = None,
+    max_workers: int | None = None,
+) -> ModelCard:
     """The card of a loaded model, without rates."""
     return ModelCard(
         alias=alias,
@@ -52,6 +60,8 @@ def card_of(alias: str, info: ModelInfo, tokenizer: Tokenizer, *, created_ms: in
         bos_token=tokenizer.role_tokens.get("bos_token"),
         eos_token=tokenizer.role_tokens.get("eos_token"),
         eos_token_ids=list(info.eos_token_ids),
+        cold_start_seconds=cold_start_seconds,
+        max_workers=max_workers,
         created_ms=created_ms,
     )
 
@@ -102,4 +112,5 @@ class CardKeeper:
             self._card,
             prefill_tokens_per_s=rates.prefill_tokens_per_s,
             decode_tokens_per_s=rates.decode_tokens_per_s,
+            pace=rates.pace,
         )

@@ -45,12 +45,12 @@ class Consumer:
         self._lease_seconds = lease_seconds
         self._free_tokens = free_tokens
         self._bell = bell
-        self._lanes: list[int] = []
-        self._is_stopping = False
+        self.lanes: list[int] = []  # of the alias, as read last
+        self.is_stopping = False
 
     def stop(self) -> None:
         """Claims nothing more; `claim_until_stopped` returns once the claim under way is answered and taken."""
-        self._is_stopping = True
+        self.is_stopping = True
         self._bell.set()
 
     async def listen(self) -> None:
@@ -61,9 +61,9 @@ class Consumer:
         while True:
             try:
                 if loop.time() - lanes_read_at >= LANES_SECONDS:
-                    self._lanes = await self._store.lanes(self._alias)
+                    self.lanes = await self._store.lanes(self._alias)
                     lanes_read_at = loop.time()
-                ended = await self._store.wait_for_work(self._lanes, timeout=DOORBELL_SECONDS)
+                ended = await self._store.wait_for_work(self.lanes, timeout=DOORBELL_SECONDS)
             except StoreUnavailable as error:
                 if backoff.is_fresh:
                     log.warning("the store does not answer: %s", error)
@@ -75,11 +75,11 @@ class Consumer:
 
     async def claim_until_stopped(self) -> None:
         backoff = Backoff()
-        while not self._is_stopping:
+        while not self.is_stopping:
             await self._bell.wait()
             self._bell.clear()
             try:
-                while not self._is_stopping and (claim := await self._claim()) is not None:
+                while not self.is_stopping and (claim := await self._claim()) is not None:
                     self._bridge.take(claim)
             except StoreUnavailable:
                 await backoff.pause()  # and wait for the next ring: the doorbell rings when the store is back
@@ -88,8 +88,8 @@ class Consumer:
 
     async def _claim(self) -> Claim | None:
         """A job from the first lane that has one which fits; the lanes take turns at being first."""
-        self._lanes = self._lanes[1:] + self._lanes[:1]
-        for lane in self._lanes:
+        self.lanes = self.lanes[1:] + self.lanes[:1]
+        for lane in self.lanes:
             free_tokens = self._free_tokens()
             if free_tokens == 0:
                 return None

@@ -63,6 +63,7 @@ class Report:
     aborted: list[str] = field(default_factory=list)
     deltas: list[RequestDelta] = field(default_factory=list)
     step_seconds: float | None = None  # None: no step was made
+    busy_seconds: float = 0.0  # since the step before, or since there was something to do again
 
 
 class EngineThread:
@@ -105,8 +106,12 @@ class EngineThread:
             self._fail(error)
 
     def _serve(self, llm: LLM) -> None:
+        busy_since = time.perf_counter()
         while True:
+            was_idle = not llm.has_unfinished()
             commands = self._take(llm)
+            if was_idle:
+                busy_since = time.perf_counter()
             self.pulse.beat()
             if any(isinstance(command, Stop) for command in commands):
                 return
@@ -115,7 +120,9 @@ class EngineThread:
             if llm.has_unfinished():
                 started = time.perf_counter()
                 deltas = llm.step()
-                self._deliver(Report(llm.stats(), deltas=deltas, step_seconds=time.perf_counter() - started))
+                now = time.perf_counter()
+                seconds, busy_seconds, busy_since = now - started, now - busy_since, now
+                self._deliver(Report(llm.stats(), deltas=deltas, step_seconds=seconds, busy_seconds=busy_seconds))
 
     def _take(self, llm: LLM) -> list[Command]:
         """Every command that is there; the next one, however long it takes, while the engine has nothing to do."""

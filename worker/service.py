@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from infra.blobs import Blobs
-from infra.contracts import Hold
+from infra.contracts import Hold, Pace, WorkerRecord
 from infra.settings import WorkerSettings
 from infra.store import JobStore
 from infra.telemetry import Telemetry
@@ -25,10 +25,12 @@ from worker.engine_thread import EngineThread, Report
 from worker.lease import LeaseKeeper
 from worker.metrics import Metrics
 from worker.observer import Observer, Observers
+from worker.pace import PaceMeter
 from worker.payloads import Payloads
 from worker.pulse import Pulse
 from worker.rates import Rates
 from worker.signals import Stopping
+from worker.told import Teller, record_of
 from worker.traces import Traces
 from worker.watchdog import until_hung
 
@@ -74,6 +76,7 @@ class Worker:
         self._owner = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._bell = asyncio.Event()  # there may be something to claim
         self._pulse = Pulse()  # of the event loop
+        self._meter = PaceMeter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._loaded: asyncio.Future[LLM] = self._loop.create_future()
@@ -126,8 +129,15 @@ class Worker:
         created_ms = time.time_ns() // 1_000_000
         card = CardKeeper(
             store,
-            card_of(alias, llm.info, llm.tokenizer, created_ms=created_ms),
-            rates=lambda: Rates.of_stats(self.stats),
+            card_of(
+                alias,
+                llm.info,
+                llm.tokenizer,
+                created_ms=created_ms,
+                cold_start_seconds=self._settings.cold_start_seconds + time.monotonic() - began,
+                max_workers=self._settings.max_workers or None,
+            ),
+            rates=lambda: Rates.of_stats(self.stats, self._pace),
         )
         lane = await store.open_lane(alias)
         await card.put()
@@ -135,9 +145,10 @@ class Worker:
         with metrics.served(self._settings.metrics_port):
             bridge = self.bridge = self._bridge(store, llm, Observers([metrics, Traces(self._telemetry)]))
             consumer = self._consumer(store, bridge, alias, profile_of(llm.info))
+            teller = Teller(store, lambda: self._record(alias, bridge, consumer))
             self._leases.start()
             try:
-                for work in (self._beat(), self._watch_engine(), card.refresh(), consumer.listen()):
+                for work in (self._beat(), self._watch_engine(), card.refresh(), consumer.listen(), teller.run()):
                     self._spawn(work)
                 claiming = self._spawn(consumer.claim_until_stopped())
                 print(f"worker ready: alias={alias} lane={lane} in {time.monotonic() - began:.1f} s", flush=True)
@@ -148,6 +159,7 @@ class Worker:
             finally:
                 await asyncio.to_thread(self._leases.stop)
                 await self._end_tasks()
+                await teller.forget()
 
     def _bridge(self, store: JobStore, llm: LLM, observer: Observer) -> Bridge:
         return Bridge(
@@ -173,6 +185,22 @@ class Worker:
             lease_seconds=self._settings.lease_seconds,
             free_tokens=lambda: 0 if self._is_stalled() else free_tokens(self.stats, bridge.attempts.values()),
             bell=self._bell,
+        )
+
+    @property
+    def _pace(self) -> Pace | None:
+        stats = self.stats
+        return self._meter.pace(num_seats=stats.max_num_seqs, kv_tokens=stats.num_kv_blocks * stats.block_size)
+
+    def _record(self, alias: str, bridge: Bridge, consumer: Consumer) -> WorkerRecord:
+        return record_of(
+            self._owner,
+            alias,
+            consumer.lanes,
+            self.stats,
+            bridge.attempts.values(),
+            pace=self._pace,
+            takes_jobs=not (consumer.is_stopping or self._is_stalled()),
         )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -236,6 +264,7 @@ class Worker:
 
     def _on_report(self, report: Report) -> None:
         self.stats = report.stats
+        self._meter.note(report.stats, report.busy_seconds)
         if self.bridge is not None:
             self.bridge.report(report)
 
