@@ -4,68 +4,67 @@ Tokens are ranked by logit, equal ones by id.
     top_k   the first k of the ranking
     top_p   of those, as many from the top as reach a share p of their probability, the one that crosses it included
     min_p   of those, the ones at least min_p times as likely as the most likely
+
+A row is handled by itself, from its values alone: how many tokens stay and the least logit among them name the support,
+so nothing but numbers is ever sorted, and of those only the top where it is enough.
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from engine.params import SamplingParams
 
-_FIRST_GUESS = 512  # how many top tokens are ranked before the whole vocabulary is
+Row = npt.NDArray[np.float32]  # [vocab]
+_FIRST_GUESS = 512  # how many top logits are sorted for a top_p before all are
 
 
 def has_filters(params: SamplingParams) -> bool:
     return bool(params.top_k) or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def support(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """Ids [n] of the tokens that the filters leave of one row [vocab], ascending; empty where every logit is -inf."""
+def support(logits: Row, params: SamplingParams) -> npt.NDArray[np.int64]:
+    """Ids that the filters leave of one row, ascending; -inf never stays. At least one logit is finite."""
     best = float(logits.max())
-    if best == -torch.inf:
-        return torch.empty(0, dtype=torch.int64, device=logits.device)
-    if params.top_k or params.top_p < 1.0:
-        kept = _ranked_top(logits, params.top_k, params.top_p, params.temperature).sort().values
-    else:
-        kept = torch.arange(len(logits), device=logits.device)
+    least = -math.inf
+    num_left = len(logits)
+    if params.top_k:
+        num_left = min(params.top_k, num_left)
+    if params.top_p < 1.0:
+        num_left = _nucleus_size(logits, best, num_left, params)
+    if num_left < len(logits):
+        least = np.partition(logits, len(logits) - num_left)[len(logits) - num_left]
+    kept = np.flatnonzero((logits >= least) & (logits > -np.inf))
+    if len(kept) > num_left:  # of several that equal the least, the last ones go
+        is_least = logits[kept] == least
+        kept = np.concatenate((kept[~is_least], kept[is_least][: num_left - len(kept)]))
+        kept.sort()
     if params.min_p > 0.0:
-        floor = best + params.temperature * math.log(params.min_p)
+        floor = np.float32(best + params.temperature * math.log(params.min_p))
         kept = kept[logits[kept] >= floor]
     return kept
 
 
-def _ranked_top(logits: torch.Tensor, top_k: int, top_p: float, temperature: float) -> torch.Tensor:
-    """Ids left by top_k and then top_p; ranks only the top of the vocabulary where that is enough."""
-    num_tokens = len(logits)
-    if top_k:
-        ranked = _rank(logits, min(top_k, num_tokens))
-        return ranked if top_p >= 1.0 else _nucleus(logits, ranked, top_p, temperature)
-    if num_tokens > _FIRST_GUESS:
-        total = torch.logsumexp(logits.double() / temperature, dim=-1)
-        ranked = _rank(logits, _FIRST_GUESS)
-        if (logits[ranked].double() / temperature - total).exp().sum() > top_p:
-            return _nucleus(logits, ranked, top_p, temperature, total)
-    return _nucleus(logits, _rank(logits, num_tokens), top_p, temperature)
+def _nucleus_size(logits: Row, best: float, top_k: int, params: SamplingParams) -> int:
+    """How many tokens from the top have less than `top_p` of the probability of the first `top_k` before them."""
+    for num_sorted in (min(_FIRST_GUESS, top_k), top_k):
+        start = len(logits) - num_sorted
+        ranked = np.sort(np.partition(logits, start)[start:])[::-1]
+        reached = _weights(ranked, best, params).cumsum()
+        is_all = num_sorted == top_k
+        whole = reached[-1] if is_all else _weights(_top(logits, top_k), best, params).sum()
+        if is_all or reached[-1] >= params.top_p * whole:
+            break
+    return 1 + int(np.searchsorted(reached[:-1], params.top_p * whole, side="left"))
 
 
-def _rank(logits: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` largest logits, largest first, equal ones by id."""
-    least = logits.topk(count).values[-1]
-    candidates = (logits >= least).nonzero().squeeze(-1)  # ascending, and a few more where several equal the least
-    order = logits[candidates].sort(descending=True, stable=True).indices
-    ranked = candidates[order[:count]]
-    return ranked[logits[ranked] > -torch.inf]
+def _top(logits: Row, count: int) -> Row:
+    start = len(logits) - count
+    return np.partition(logits, start)[start:] if start else logits
 
 
-def _nucleus(
-    logits: torch.Tensor, ranked: torch.Tensor, top_p: float, temperature: float, total: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The head of `ranked` before which less than `top_p` of the probability lies. `total`: log of the normalizer,
-    that of `ranked` itself where it is not given.
-    """
-    scaled = logits[ranked].double() / temperature
-    probability = (scaled - (torch.logsumexp(scaled, dim=-1) if total is None else total)).exp()
-    before = probability.cumsum(-1) - probability
-    return ranked[before < top_p]
+def _weights(logits: Row, best: float, params: SamplingParams) -> npt.NDArray[np.float64]:
+    return np.exp((logits.astype(np.float64) - best) / params.temperature)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from engine.plan import PositionLogprobs, TokenLogprob
+from engine.rows import ranks, top
 
 _ROWS_AT_ONCE = 64  # bounds the scratch memory: rows * vocabulary * 4 bytes
 
@@ -21,38 +22,16 @@ def position_logprobs(logits: torch.Tensor, token_ids: list[int], num_top: int) 
 
 
 def _some(logits: torch.Tensor, token_ids: list[int], num_top: int) -> list[PositionLogprobs]:
-    logprobs = logits.log_softmax(-1)
     chosen_ids = torch.tensor(token_ids, device=logits.device)[:, None]
-    chosen = logits.gather(1, chosen_ids)
-    lower = torch.arange(logits.shape[1], device=logits.device) < chosen_ids
-    ranks = 1 + ((logits > chosen) | ((logits == chosen) & lower)).sum(-1)
-    chosen_logprobs = logprobs.gather(1, chosen_ids).squeeze(1)
-    tops = _tops(logits, logprobs, num_top)
-    return [
-        PositionLogprobs(TokenLogprob(token_id, logprob, rank), top)
-        for token_id, logprob, rank, top in zip(token_ids, chosen_logprobs.tolist(), ranks.tolist(), tops, strict=True)
-    ]
-
-
-def _tops(logits: torch.Tensor, logprobs: torch.Tensor, num_top: int) -> list[tuple[TokenLogprob, ...]]:
-    if num_top == 0:
-        return [()] * len(logits)
-    ids = _top_ids(logits, num_top)
-    return [
-        tuple(TokenLogprob(token_id, logprob, rank) for rank, (token_id, logprob) in enumerate(pairs, start=1))
-        for pairs in (
-            zip(row_ids, row_logprobs, strict=True)
-            for row_ids, row_logprobs in zip(ids.tolist(), logprobs.gather(1, ids).tolist(), strict=True)
-        )
-    ]
-
-
-def _top_ids(logits: torch.Tensor, num_top: int) -> torch.Tensor:
-    """[n, num_top] ids of the largest logits, largest first, equal ones by id."""
-    largest, ids = logits.topk(num_top, dim=-1)
-    ids = ids.sort(dim=-1).values  # by id first, so that equal ones stay in that order
-    ids = ids.gather(1, logits.gather(1, ids).sort(dim=-1, descending=True, stable=True).indices)
-    is_cut_among_equals = (logits >= largest[:, -1:]).sum(-1) > num_top  # topk took any of them
-    for row in is_cut_among_equals.nonzero().squeeze(-1).tolist():
-        ids[row] = logits[row].sort(descending=True, stable=True).indices[:num_top]
-    return ids
+    top_ids = top(logits, num_top)
+    all_ids = torch.cat((chosen_ids, top_ids), dim=1)
+    found = []
+    for row_ids, logprobs, rank in zip(
+        all_ids.tolist(),
+        logits.log_softmax(-1).gather(1, all_ids).tolist(),
+        ranks(logits, chosen_ids).tolist(),
+        strict=True,
+    ):
+        chosen, *likeliest = zip(row_ids, logprobs, (rank, *range(1, num_top + 1)), strict=True)
+        found.append(PositionLogprobs(TokenLogprob(*chosen), tuple(TokenLogprob(*each) for each in likeliest)))
+    return found

@@ -7,65 +7,118 @@ four 32-bit words without any state. A sequence can therefore stop, move and go 
     counter  = (token id / 4, output index, choice, 0); the token takes word (token id % 4)
 
 A word w becomes v in (0, 1) and then Gumbel noise g = -log(-log(1 - v)), whose large values are the fine-grained ones:
-argmax over tokens of logit + T * g is a draw from softmax(logit / T).
+argmax over tokens of logit + T * g is a draw from softmax(logit / T). The smaller the word, the larger the noise.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint32]
+Key = tuple[int, int] | tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]  # low and high word, one or many
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _NUM_ROUNDS = 10
-_LOW = np.uint64(0xFFFFFFFF)
+_MASK = 0xFFFFFFFF
+_LOW = np.uint64(_MASK)
 _HIGH_SHIFT = np.uint64(32)
 _LARGEST = np.float32(1 - 2**-24)  # the last fp32 below 1
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Four words for each counter; the counter's parts broadcast against each other."""
+class DrawKey(NamedTuple):
+    """What the noise of one draw depends on, the token aside. `seed` counts modulo 2^64."""
+
+    seed: int
+    choice: int
+    output_index: int
+
+
+def philox(counter: tuple[Words, Words, Words, Words], key: Key) -> tuple[Words, Words, Words, Words]:
+    """Four words for each counter; the counter's parts and the key's broadcast against each other."""
     x0, x1, x2, x3 = (part.astype(np.uint64) for part in counter)
-    low, high = key
+    low, high = (np.asarray(part, dtype=np.uint64) for part in key)
     for _ in range(_NUM_ROUNDS):
         left, right = x0 * _MULTIPLIERS[0], x2 * _MULTIPLIERS[1]
         x0, x1, x2, x3 = (
-            (right >> _HIGH_SHIFT) ^ x1 ^ np.uint64(low),
+            (right >> _HIGH_SHIFT) ^ x1 ^ low,
             right & _LOW,
-            (left >> _HIGH_SHIFT) ^ x3 ^ np.uint64(high),
+            (left >> _HIGH_SHIFT) ^ x3 ^ high,
             left & _LOW,
         )
-        low, high = (low + _KEY_STEPS[0]) & 0xFFFFFFFF, (high + _KEY_STEPS[1]) & 0xFFFFFFFF
+        low, high = (low + _KEY_STEPS[0]) & _LOW, (high + _KEY_STEPS[1]) & _LOW
     return x0.astype(np.uint32), x1.astype(np.uint32), x2.astype(np.uint32), x3.astype(np.uint32)
 
 
+def noise_words(key: DrawKey, num_tokens: int) -> Words:
+    """The words of token ids 0 .. num_tokens - 1: [num_tokens].
+
+    `philox` without its temporaries, so that all of a row's numbers stay in the cache; and its first round is spared
+    where all groups of four tokens have it in common.
+    """
+    low_product, high_product = _first_products((num_tokens + 3) // 4)
+    low, high = key.seed & _MASK, (key.seed >> 32) & _MASK
+    right = key.choice * int(_MULTIPLIERS[1])
+    x0 = np.full_like(low_product, (right >> 32) ^ key.output_index ^ low)
+    x1 = np.full_like(low_product, right & _MASK)
+    x2 = high_product ^ np.uint64(high)
+    x3 = low_product.copy()
+    lefts, rights = np.empty_like(x0), np.empty_like(x0)
+    for _ in range(_NUM_ROUNDS - 1):
+        low, high = (low + int(_KEY_STEPS[0])) & _MASK, (high + int(_KEY_STEPS[1])) & _MASK
+        np.multiply(x0, _MULTIPLIERS[0], out=lefts)
+        np.multiply(x2, _MULTIPLIERS[1], out=rights)
+        for x, other, product, step in ((x0, x1, rights, low), (x2, x3, lefts, high)):
+            np.right_shift(product, _HIGH_SHIFT, out=x)
+            np.bitwise_xor(x, other, out=x)
+            np.bitwise_xor(x, np.uint64(step), out=x)
+            np.bitwise_and(product, _LOW, out=other)
+    words = np.empty((len(x0), 4), dtype=np.uint32)
+    for place, x in enumerate((x0, x1, x2, x3)):
+        words[:, place] = x
+    return words.reshape(-1)[:num_tokens]
+
+
+@lru_cache(maxsize=4)  # one for each size of vocabulary
+def _first_products(num_groups: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Low and high words of group * multiplier."""
+    products = np.arange(num_groups, dtype=np.uint64) * _MULTIPLIERS[0]
+    return products & _LOW, products >> _HIGH_SHIFT
+
+
+def words_at(keys: list[DrawKey], draws: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> Words:
+    """For each i the word of token token_ids[i] under keys[draws[i]]: [len(token_ids)]."""
+    low, high, index, choice = (
+        np.array(
+            [(key.seed & _MASK, (key.seed >> 32) & _MASK, key.output_index, key.choice) for key in keys],
+            dtype=np.uint64,
+        )
+        .reshape(-1, 4)[draws]
+        .T
+    )
+    zero = np.zeros(1, dtype=np.uint32)
+    counter = ((token_ids // 4).astype(np.uint32), index.astype(np.uint32), choice.astype(np.uint32), zero)
+    words = np.stack(philox(counter, (low, high)))
+    return words[token_ids % 4, np.arange(len(token_ids))]
+
+
 def gumbel_noise(seed: int, choice: int, output_index: int, num_tokens: int) -> npt.NDArray[np.float32]:
-    """Noise for token ids 0 .. num_tokens - 1: [num_tokens]. `seed` counts modulo 2^64."""
-    words = _words(seed, choice, output_index, np.arange((num_tokens + 3) // 4, dtype=np.uint32))
-    return _gumbel(np.stack(words, axis=1).reshape(-1)[:num_tokens])
+    """Noise for token ids 0 .. num_tokens - 1: [num_tokens]."""
+    return gumbel(noise_words(DrawKey(seed, choice, output_index), num_tokens))
 
 
 def gumbel_noise_of(
     seed: int, choice: int, output_index: int, token_ids: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float32]:
-    """The same noise for these token ids alone; at least one."""
-    groups = token_ids // 4
-    places = np.arange(len(groups))
-    first, last = int(groups.min()), int(groups.max())
-    if last - first < len(groups):  # close together: each group once, not once for each of its tokens
-        groups, places = np.arange(first, last + 1), groups - first
-    words = np.stack(_words(seed, choice, output_index, groups.astype(np.uint32)))
-    return _gumbel(words[token_ids % 4, places])
+    """The same noise for these token ids alone."""
+    return gumbel(words_at([DrawKey(seed, choice, output_index)], np.zeros_like(token_ids), token_ids))
 
 
-def _words(seed: int, choice: int, output_index: int, groups: Words) -> tuple[Words, Words, Words, Words]:
-    index, branch, zero = (np.array([value], dtype=np.uint32) for value in (output_index, choice, 0))
-    return philox((groups, index, branch, zero), (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
-
-
-def _gumbel(words: Words) -> npt.NDArray[np.float32]:
+def gumbel(words: Words) -> npt.NDArray[np.float32]:
     """Every step up to v is exact or correctly rounded in fp32, so v has the same bits everywhere; the logarithms are
     taken in fp64 and rounded once.
     """

@@ -5,12 +5,17 @@ Penalties as vLLM defines them, over the sequence's own tokens:
     repetition   of prompt and output: a positive logit is divided by it, a negative one multiplied
     frequency    subtracted once for each time the token is in the output
     presence     subtracted once if the token is in the output
+
+All rows of a step are changed together: each processor first lists its (row, token) pairs, then changes them at once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
+from itertools import chain
 
+import numpy as np
 import torch
 
 from engine.sequence import Sequence
@@ -28,19 +33,58 @@ def needs_processing(sequence: Sequence) -> bool:
     )
 
 
+def process(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    """In place, logits [n, vocab] for the next token of each row's sequence; -inf for what it must not be."""
+    _bias(logits, sequences)
+    _forbid(logits, [_completing_bad_words(sequence) for sequence in sequences])
+    _penalize_repetition(logits, sequences)
+    _penalize_output(logits, sequences)
+    _forbid(logits, [_barred_stops(sequence) for sequence in sequences])
+
+
 def processed(logits: torch.Tensor, sequence: Sequence) -> torch.Tensor:
-    """A new row [vocab] for the sequence's next token; -inf for what it must not be."""
-    logits = logits.clone()
-    params = sequence.params
-    if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-    forbidden = _completing_bad_words(sequence)
-    if forbidden:
-        logits[forbidden] = -torch.inf
-    _penalize(logits, sequence)
-    if sequence.num_output_tokens < params.min_tokens and sequence.request.stop_token_ids:
-        logits[sorted(sequence.request.stop_token_ids)] = -torch.inf
-    return logits
+    """A new row [vocab] for one sequence."""
+    row = logits[None].clone()
+    process(row, [sequence])
+    return row[0]
+
+
+class _Pairs:
+    """Places (row, token) of logits [n, vocab]. A token that is listed twice in a row must be given the same value."""
+
+    def __init__(self, logits: torch.Tensor, token_ids: list[Collection[int]]) -> None:
+        """`token_ids`: of each row."""
+        self._logits = logits
+        lens = [len(ids) for ids in token_ids]
+        rows = np.repeat(np.arange(len(lens)), lens)
+        ids = np.fromiter(chain.from_iterable(token_ids), dtype=np.int64, count=len(rows))
+        self.rows, self.ids = (torch.from_numpy(each).to(logits.device) for each in (rows, ids))
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self._logits[self.rows, self.ids]
+
+    @values.setter
+    def values(self, values: torch.Tensor) -> None:
+        self._logits[self.rows, self.ids] = values
+
+    def of_rows(self, numbers: list[float]) -> torch.Tensor:
+        """Each row's number, for each of its pairs; fp32."""
+        return torch.tensor(numbers, dtype=torch.float32, device=self._logits.device)[self.rows]
+
+
+def _bias(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    biases = [sequence.params.logit_bias or {} for sequence in sequences]
+    if any(biases):
+        pairs = _Pairs(logits, list(biases))
+        values = [value for bias in biases for value in bias.values()]
+        pairs.values = pairs.values + torch.tensor(values, dtype=torch.float32, device=logits.device)
+
+
+def _forbid(logits: torch.Tensor, token_ids: list[Collection[int]]) -> None:
+    if any(token_ids):
+        pairs = _Pairs(logits, token_ids)
+        logits[pairs.rows, pairs.ids] = -torch.inf
 
 
 def _completing_bad_words(sequence: Sequence) -> list[int]:
@@ -54,15 +98,32 @@ def _completing_bad_words(sequence: Sequence) -> list[int]:
     return found
 
 
-def _penalize(logits: torch.Tensor, sequence: Sequence) -> None:
-    """In place."""
-    params = sequence.params
-    if params.repetition_penalty != 1.0:
-        seen = sorted({*sequence.prompt_token_ids, *sequence.output_token_ids})
-        values = logits[seen]
-        factor = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / factor, values * factor)
-    if (params.frequency_penalty or params.presence_penalty) and sequence.output_token_ids:
-        counts = Counter(sequence.output_token_ids)
-        times = torch.tensor(list(counts.values()), device=logits.device)
-        logits[list(counts)] -= params.frequency_penalty * times + params.presence_penalty
+def _barred_stops(sequence: Sequence) -> Collection[int]:
+    return sequence.request.stop_token_ids if sequence.num_output_tokens < sequence.params.min_tokens else ()
+
+
+def _penalize_repetition(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    factors = [sequence.params.repetition_penalty for sequence in sequences]
+    if all(factor == 1.0 for factor in factors):
+        return
+    seen: list[Collection[int]] = [
+        () if factor == 1.0 else {*sequence.prompt_token_ids, *sequence.output_token_ids}
+        for factor, sequence in zip(factors, sequences, strict=True)
+    ]
+    pairs = _Pairs(logits, seen)
+    values, factor = pairs.values, pairs.of_rows(factors)
+    pairs.values = torch.where(values > 0, values / factor, values * factor)
+
+
+def _penalize_output(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    frequencies = [sequence.params.frequency_penalty for sequence in sequences]
+    presences = [sequence.params.presence_penalty for sequence in sequences]
+    counts = [
+        Counter(sequence.output_token_ids if frequency or presence else ())
+        for sequence, frequency, presence in zip(sequences, frequencies, presences, strict=True)
+    ]
+    if not any(counts):
+        return
+    pairs = _Pairs(logits, list(counts))
+    times = torch.tensor([count for each in counts for count in each.values()], device=logits.device)
+    pairs.values = pairs.values - (pairs.of_rows(frequencies) * times + pairs.of_rows(presences))

@@ -3,21 +3,28 @@
 A draw is the token with the largest logit + T * g among those that the filters leave; greedy is T = 0; ties take the
 lower id. The order of processors: logit_bias, bad_words, penalties over prompt and output, min_tokens; then top_k,
 top_p and min_p on softmax(logit / T). Logprobs are of the raw distribution, before all of that.
+
+Draws that need the same are made together, each row to the bit as if it were alone:
+
+    plain greedy          the raw row's largest
+    greedy                the processed row's largest
+    temperature only      gumbel_max.draw_from_all
+    filters               filters.support, then gumbel_max.draw_from_some
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from engine.filters import has_filters, support
+from engine.gumbel_max import draw_from_all, draw_from_some
 from engine.logprobs import position_logprobs
-from engine.noise import gumbel_noise, gumbel_noise_of
-from engine.params import SamplingParams
-from engine.plan import Sampled
-from engine.processors import needs_processing, processed
+from engine.noise import DrawKey
+from engine.plan import PositionLogprobs, Sampled
+from engine.processors import needs_processing, process
+from engine.rows import largest
 from engine.sequence import Sequence
 
 _NOT_FINITE = "the model's logits are not finite numbers"
@@ -40,47 +47,72 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """
     if not draws:
         return []
-    places = sorted({draw.place for draw in draws})
-    row_of = {place: row for row, place in enumerate(places)}
-    wanted = logits if len(places) == len(logits) else logits[torch.tensor(places, device=logits.device)]
-    best, best_ids = wanted.max(dim=-1)  # NaN beats all; among equals the first index wins
-    largest, greedy_ids = best.tolist(), best_ids.tolist()
-    answers: list[Sampled] = []
-    for draw in draws:
-        row = row_of[draw.place]
-        if not math.isfinite(largest[row]):
-            answers.append(Sampled(None, error=_NOT_FINITE))
+    rows = _rows_of(logits, draws)
+    best, best_ids = largest(rows)  # NaN beats all
+    is_sound = best.isfinite().tolist()
+    token_ids: list[int | None] = list(best_ids.tolist())
+    drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence)]
+    if drawn:
+        chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i].sequence for i in drawn])
+        for i, token_id in zip(drawn, chosen, strict=True):
+            token_ids[i] = token_id
+    logprobs = _logprobs(rows, draws, {i: t for i, t in enumerate(token_ids) if is_sound[i] and t is not None})
+    return [
+        Sampled(token_id, logprobs.get(i), _EMPTY if token_id is None else None)
+        if is_sound[i]
+        else Sampled(None, error=_NOT_FINITE)
+        for i, token_id in enumerate(token_ids)
+    ]
+
+
+def _rows_of(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
+    """[len(draws), vocab]: each draw's row; the logits themselves where each row has one draw, in order."""
+    places = [draw.place for draw in draws]
+    if places == list(range(len(logits))):
+        return logits
+    return logits[torch.tensor(places, device=logits.device)]
+
+
+def _is_plain(sequence: Sequence) -> bool:
+    return sequence.params.is_greedy and not needs_processing(sequence)
+
+
+def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int | None]:
+    """The token for each row [n, vocab], or None where none is left."""
+    if any(needs_processing(sequence) for sequence in sequences):
+        logits = logits.clone()
+        process(logits, sequences)
+    best, best_ids = largest(logits)
+    chosen: list[int | None] = [
+        token_id if top > -torch.inf else None for top, token_id in zip(best.tolist(), best_ids.tolist(), strict=True)
+    ]
+    rows = [row for row, each in enumerate(sequences) if chosen[row] is not None and not each.params.is_greedy]
+    if not rows:
+        return chosen
+    host, host_ids = logits.cpu().numpy(), best_ids.cpu().numpy()  # noise is drawn on the CPU
+    for is_filtered in (False, True):
+        group = [row for row in rows if has_filters(sequences[row].params) is is_filtered]
+        if not group:
             continue
-        is_plain = draw.sequence.params.is_greedy and not needs_processing(draw.sequence)
-        token_id = greedy_ids[row] if is_plain else _choose(wanted[row], draw.sequence)
-        answers.append(_answer(wanted[row], token_id, draw.sequence.params))
-    return answers
+        params = [sequences[row].params for row in group]
+        keys = [DrawKey(s.seed, s.choice, s.num_output_tokens) for s in (sequences[row] for row in group)]
+        temperatures = [each.temperature for each in params]
+        part = host if len(group) == len(host) else host[group]
+        if is_filtered:
+            supports = [support(row, each) for row, each in zip(part, params, strict=True)]
+            drawn = draw_from_some(part, supports, keys, temperatures)
+        else:
+            drawn = draw_from_all(part, host_ids[group], keys, temperatures)
+        for row, token_id in zip(group, drawn, strict=True):
+            chosen[row] = token_id
+    return chosen
 
 
-def _answer(logits: torch.Tensor, token_id: int | None, params: SamplingParams) -> Sampled:
-    if token_id is None:
-        return Sampled(None, error=_EMPTY)
-    if params.logprobs is None:
-        return Sampled(token_id)
-    return Sampled(token_id, position_logprobs(logits[None], [token_id], params.logprobs)[0])
-
-
-def _choose(logits: torch.Tensor, sequence: Sequence) -> int | None:
-    """The token for one row [vocab], or None if no token is left."""
-    params = sequence.params
-    if needs_processing(sequence):
-        logits = processed(logits, sequence)
-    if params.is_greedy:
-        best, token_id = logits.max(dim=-1)
-        return None if best.item() == -torch.inf else int(token_id)
-    draw_key = (sequence.seed, sequence.choice, sequence.num_output_tokens)
-    if has_filters(params):
-        token_ids = support(logits, params)
-        if len(token_ids) == 0:
-            return None
-        noise = gumbel_noise_of(*draw_key, token_ids.cpu().numpy())
-        noised = logits[token_ids] + params.temperature * torch.from_numpy(noise).to(logits.device)
-        return int(token_ids[noised.argmax()])  # ids ascend, so the first of equals is the lowest
-    noise = gumbel_noise(*draw_key, len(logits))
-    best, token_id = (logits + params.temperature * torch.from_numpy(noise).to(logits.device)).max(dim=-1)
-    return None if best.item() == -torch.inf else int(token_id)
+def _logprobs(rows: torch.Tensor, draws: list[Draw], token_ids: dict[int, int]) -> dict[int, PositionLogprobs]:
+    """Of the draws that ask for them; `token_ids`: the tokens drawn."""
+    wanted = {i: count for i in token_ids if (count := draws[i].sequence.params.logprobs) is not None}
+    if not wanted:
+        return {}
+    asking = list(wanted)
+    found = position_logprobs(rows[asking], [token_ids[i] for i in asking], max(wanted.values()))
+    return {i: PositionLogprobs(each.chosen, each.top[: wanted[i]]) for i, each in zip(asking, found, strict=True)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.noise import _gumbel, gumbel_noise, gumbel_noise_of, philox
+from engine.noise import DrawKey, gumbel, gumbel_noise, gumbel_noise_of, noise_words, philox, words_at
 
 # Known answers of philox4x32-10, published with the Random123 library (kat_vectors): counter, key, result.
 KNOWN_ANSWERS = [
@@ -63,7 +63,7 @@ def test_far_and_near_tokens_have_the_same_noise() -> None:
 
 
 def test_noise_is_finite_at_both_ends_of_the_words() -> None:
-    extremes = _gumbel(np.array([0, 1, 2**32 - 1], dtype=np.uint32))
+    extremes = gumbel(np.array([0, 1, 2**32 - 1], dtype=np.uint32))
     assert np.all(np.isfinite(extremes))
     assert extremes[0] == pytest.approx(22.874, abs=1e-3)
     assert extremes.min() > -2.82
@@ -76,3 +76,21 @@ def test_noise_follows_the_gumbel_distribution() -> None:
     for quantile in (0.01, 0.25, 0.5, 0.75, 0.99, 0.9999):
         expected = -np.log(-np.log(quantile))
         assert np.mean(noise <= expected) == pytest.approx(quantile, abs=0.005)
+
+
+def test_words_of_many_draws_at_once_are_those_of_each() -> None:
+    keys = [DrawKey(5, 0, 0), DrawKey(2**63 + 11, 7, 900), DrawKey(-3, 1, 2**20)]
+    draws = np.random.default_rng(0).integers(3, size=500)
+    ids = np.random.default_rng(1).integers(50_000, size=500)
+    rows = [noise_words(key, 50_000) for key in keys]
+    assert words_at(keys, draws, ids).tolist() == [
+        rows[draw][token_id] for draw, token_id in zip(draws, ids, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("key", [DrawKey(0, 0, 0), DrawKey(2**64 - 1, 127, 2**31), DrawKey(77, 3, 12)])
+def test_words_of_a_row_are_philox_of_its_counters(key: DrawKey) -> None:
+    groups = np.arange(25, dtype=np.uint32)
+    index, choice, zero = (np.array([part], dtype=np.uint32) for part in (key.output_index, key.choice, 0))
+    expected = philox((groups, index, choice, zero), (key.seed & 0xFFFFFFFF, key.seed >> 32))
+    assert noise_words(key, 98).tolist() == np.stack(expected, axis=1).reshape(-1)[:98].tolist()

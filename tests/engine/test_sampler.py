@@ -170,13 +170,12 @@ def test_top_k_over_the_vocabulary_filters_nothing() -> None:
 def test_draws_follow_the_softmax() -> None:
     """20,000 draws over 12 tokens: chi-square with 11 degrees of freedom stays under its 1 - 1e-4 quantile."""
     logits = random_logits(1, spread=1.5, vocab=12)
-    sequence = sequence_of(temperature=0.7)
     counts = np.zeros(12)
-    for index in range(20_000):
-        sequence.seed = index
-        token_id = draw(logits, sequence).token_id
-        assert token_id is not None
-        counts[token_id] += 1
+    for start in range(0, 20_000, 1000):
+        sequences = [sequence_of(seed=seed, temperature=0.7) for seed in range(start, start + 1000)]
+        for sampled in sample(logits[None], [Draw(0, sequence) for sequence in sequences]):
+            assert sampled.token_id is not None
+            counts[sampled.token_id] += 1
     expected = (logits.double() / 0.7).softmax(-1).numpy() * counts.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 37.4
 
