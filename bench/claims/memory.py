@@ -38,7 +38,7 @@ def kv_utilization() -> dict[str, Any]:
 
 def _num_written(ask: Ask, config: EngineConfig) -> int:
     llm, _ = simulated(config)
-    return len(llm.generate([ask.prompt], ask.params)[0].choices[0].token_ids)  # type: ignore[list-item]
+    return len(llm.generate([ask.prompt], ask.params)[0].choices[0].token_ids)
 
 
 def three_choices(block_size: int = 16) -> dict[str, Any]:
