@@ -74,7 +74,7 @@ async def _serve(store_settings: StoreSettings, settings: GatewaySettings) -> No
     url = store_settings.server_url
     blobs = open_blobs(store_settings.blobs)
     async with contextlib.AsyncExitStack() as stack:
-        store = await RedisJobs.connect(url)
+        store = await RedisJobs.connect(url, kept=store_settings)
         stack.push_async_callback(store.close)
         runs = RedisRuns(Server(url))
         stack.push_async_callback(runs.close)

@@ -77,10 +77,16 @@ class Server:
     async def batch(self, *commands: Sequence[Argument], atomic: bool = True, raise_errors: bool = True) -> list[Any]:
         """The answers of several commands in one round trip; `atomic`: as one transaction in one slot."""
         with translated():
-            async with self._client.pipeline(transaction=atomic) as pipe:
-                for command in commands:
-                    cast(Any, pipe).execute_command(*command)
-                return await pipe.execute(raise_on_error=raise_errors)
+            return await self.raw_batch(*commands, atomic=atomic, raise_errors=raise_errors)
+
+    async def raw_batch(
+        self, *commands: Sequence[Argument], atomic: bool = False, raise_errors: bool = False
+    ) -> list[Any]:
+        """As `batch`, but redis errors as they are; by default the server's are among the answers, not raised."""
+        async with self._client.pipeline(transaction=atomic) as pipe:
+            for command in commands:
+                cast(Any, pipe).execute_command(*command)
+            return await pipe.execute(raise_on_error=raise_errors)
 
     async def close(self) -> None:
         await self._client.aclose()

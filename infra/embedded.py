@@ -18,7 +18,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -72,13 +72,21 @@ class EmbeddedServer:
     """
 
     def __init__(
-        self, folder: Path, *, num_databases: int = 16, binary: Path | None = None, directives: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        num_databases: int = 16,
+        binary: Path | None = None,
+        directives: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`binary`: the program, None for `server_binary()`; `directives`: more lines of the server's configuration."""
+        """`binary`: the program, None for `server_binary()`; `directives`: more lines of the server's configuration;
+        `environment`: variables that the server shall have beside ours."""
         self.folder = folder
         self.num_databases = num_databases
         self._binary = binary
         self._directives = directives
+        self._environment = environment or {}
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
@@ -174,6 +182,7 @@ class EmbeddedServer:
             self._process = subprocess.Popen(
                 [str(self._binary or server_binary()), str(config)],
                 cwd=self.folder,
+                env={**os.environ, **self._environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

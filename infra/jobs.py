@@ -18,6 +18,7 @@ from infra import keys
 from infra.connect import Argument, Server, probe
 from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord, pack
 from infra.contracts import EventBody as Body
+from infra.durability import Durability
 from infra.endings import result_of
 from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, StoreUnavailable, UnknownJob
 from infra.job_hash import (
@@ -33,8 +34,8 @@ from infra.job_hash import (
 )
 from infra.keys import Lane
 from infra.scripts import Scripts
-from infra.settings import QueueSettings
-from infra.states import Status, change_to
+from infra.settings import QueueSettings, StoreSettings
+from infra.states import TERMINAL, Status, change_to
 from infra.store import LaneLoad, Place, Sweep
 from infra.streams import EventsDoorbell, WorkDoorbell
 from infra.work import Work
@@ -56,14 +57,21 @@ class RedisJobs:
         self._scripts = Scripts(self._server, settings)
         self._work = WorkDoorbell(url)
         self._events = EventsDoorbell(url)
+        self._durability = Durability()
         self._has_room_until = 0.0  # monotonic time until which the last look at the server's memory holds
 
     @classmethod
-    async def connect(cls, url: str, *, settings: QueueSettings | None = None) -> RedisJobs:
-        """Opens the store. Raises StoreUnavailable where it is out of reach, StoreUnsuitable where it cannot serve."""
+    async def connect(
+        cls, url: str, *, settings: QueueSettings | None = None, kept: StoreSettings | None = None
+    ) -> RedisJobs:
+        """Opens the store; `kept` says what acceptances and outcomes wait for, None for nothing.
+
+        Raises StoreUnavailable where it is out of reach, StoreUnsuitable where it cannot serve.
+        """
         store = cls(url, settings or QueueSettings())
         try:
             await probe(store._server)
+            store._durability = await Durability.of(kept or StoreSettings(), store._server)
             await store._scripts.load()
         except BaseException:
             await store.close()
@@ -120,7 +128,9 @@ class RedisJobs:
         index = keys.tenant_jobs(job.tenant)
         await self._scripts.call("index_job", [index], [job.id, _ms(self._index_seconds)])
         bound = "" if max_waiting is None else max_waiting
-        answer = await self._on_lane(keys.lane_of(job.id), "submit", [job.id, job.tier, bound, *fields_of(job)])
+        answer = await self._on_lane(
+            keys.lane_of(job.id), "submit", [job.id, job.tier, bound, *fields_of(job)], kept=True
+        )
         if answer < 0:
             await self._server.command("ZREM", index, job.id)
             raise QueueFull
@@ -128,7 +138,10 @@ class RedisJobs:
 
     async def get(self, job_id: str) -> Job | None:
         lane = keys.lane_of(job_id)
-        fields = await self._server.command("HGETALL", Lane(lane).job(job_id))
+        ask = ("HGETALL", Lane(lane).job(job_id))
+        fields = await self._server.command(*ask)
+        if self._durability.needs_proof and Status(fields.get(b"status", b"queued").decode()) in TERMINAL:
+            [fields] = await self._durability.batch(self._server, Lane(lane).mark, ask)
         return job_from({name.decode(): value for name, value in fields.items()}, lane) if fields else None
 
     async def list_jobs(self, tenant: str, *, limit: int, after: str | None = None) -> list[Job]:
@@ -240,7 +253,12 @@ class RedisJobs:
                 raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
             if not is_there and int(num_events) > after + 1:
                 raise EventsGone
-        return events_from(entries)
+        events = events_from(entries)
+        if self._durability.needs_proof and events and events[-1].is_last:
+            # What a server may still forget is not told: read again, on the connection that sees it kept.
+            [entries] = await self._durability.batch(self._server, lane.mark, ask)
+            return events_from(entries)
+        return events
 
     async def read_logs(self, lane: int, after: Mapping[str, int], *, limit: int) -> dict[str, list[Event]]:
         arguments: list[Argument] = [limit]
@@ -268,12 +286,16 @@ class RedisJobs:
         answer = await self._on_lane(keys.lane_of(job_id), "position", [job_id])
         return None if answer is None else int(answer)
 
-    async def place(self, job_id: str) -> Place | None:
-        answer = await self._on_lane(keys.lane_of(job_id), "place", [job_id])
-        if answer is None:
+    async def look(self, job_id: str) -> tuple[Job, Place | None] | None:
+        lane = keys.lane_of(job_id)
+        flat, *place = await self._on_lane(lane, "look", [job_id])
+        if not flat:
             return None
-        position, prompt, output, running = answer
-        return Place(position, Work(prompt, output), running)
+        job = job_from(pairs(flat), lane)
+        if not place:
+            return job, None
+        position, prompt, output, running = place
+        return job, Place(position, Work(prompt, output), running)
 
     async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
         await self._on_lane(lane, "watch", ["" if seconds is None else _ms(seconds), *job_ids])
@@ -298,7 +320,7 @@ class RedisJobs:
         return sweep
 
     async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:
-        taken = await self._on_lane(lane, "take_notices", [limit, _ms(hide_seconds)])
+        taken = await self._on_lane(lane, "take_notices", [limit, _ms(hide_seconds)], kept=True)
         return [notice_from(notice_id, flat, lane) for notice_id, flat in taken]
 
     async def delay_notice(self, notice: Notice, *, delay_seconds: float) -> None:
@@ -317,9 +339,12 @@ class RedisJobs:
 
     # --- access ---
 
-    async def _on_lane(self, lane: int, script: str, arguments: Sequence[Argument], *, repeat: bool = True) -> Any:
+    async def _on_lane(
+        self, lane: int, script: str, arguments: Sequence[Argument], *, repeat: bool = True, kept: bool = False
+    ) -> Any:
+        names, proof = Lane(lane), (self._durability, Lane(lane).mark) if kept else None
         try:
-            return await self._scripts.call(script, Lane(lane).declared, arguments, repeat=repeat)
+            return await self._scripts.call(script, names.declared, arguments, repeat=repeat, kept=proof)
         except redis.exceptions.ResponseError as error:
             if not str(error).startswith("GAP "):
                 raise

@@ -110,6 +110,11 @@ class Lane:
         return f"{self.prefix}:watch"
 
     @property
+    def mark(self) -> str:
+        """Written behind what must be proven to be kept; see `infra.durability`."""
+        return f"{self.prefix}:mark"
+
+    @property
     def declared(self) -> tuple[str, ...]:
         """What every script on this lane declares, in the order in which `lua/lane.lua` names it."""
         return _declared(self.number)

@@ -292,8 +292,12 @@ class MemoryJobs:
     async def position(self, job_id: str) -> int | None:
         return self._on_lane(keys.lane_of(job_id), lambda lane, now_ms: lane.position(job_id, now_ms))
 
-    async def place(self, job_id: str) -> Place | None:
-        return self._on_lane(keys.lane_of(job_id), lambda lane, now_ms: lane.place(job_id, now_ms))
+    async def look(self, job_id: str) -> tuple[Job, Place | None] | None:
+        def look(lane: MemoryLane, now_ms: int) -> tuple[Job, Place | None] | None:
+            job = _job(lane, job_id, now_ms)
+            return None if job is None else (job, lane.place(job_id, now_ms))
+
+        return self._on_lane(keys.lane_of(job_id), look)
 
     async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
         ms = None if seconds is None else _ms(seconds)

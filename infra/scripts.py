@@ -12,12 +12,13 @@ import redis
 
 from infra import endings, states, tiers, work
 from infra.connect import Argument, Server, translated
+from infra.durability import Durability
 from infra.settings import QueueSettings
 from infra.store import PLACE_LOOKS
 
 LANE_SCRIPTS = (
     "submit", "claim", "renew", "publish", "commit", "release", "cancel", "delete", "sweep", "position", "pause",
-    "take_notices", "delay_notice", "delete_notice", "load", "place", "read_logs", "watch",
+    "take_notices", "delay_notice", "delete_notice", "load", "look", "read_logs", "watch",
 )  # fmt: skip
 OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index", "put_worker", "workers")
 # Work must be able to end when memory is full; only what brings new work is refused then.
@@ -63,21 +64,45 @@ class Scripts:
         for source in self._sources.values():
             await self._server.command("SCRIPT LOAD", source)
 
-    async def call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument], *, repeat: bool = True) -> Any:
+    async def call(
+        self,
+        name: str,
+        keys: Sequence[str],
+        arguments: Sequence[Argument],
+        *,
+        repeat: bool = True,
+        kept: tuple[Durability, str] | None = None,
+    ) -> Any:
         """What the script answers. With `repeat`, it is called once more where the connection broke.
 
+        With `kept` (how, and a key in the same slot to mark), only after all that the server holds by then is kept.
         Raises StoreUnavailable, or the ResponseError that the script made.
         """
         with translated():
             try:
-                return await self._call(name, keys, arguments)
+                return await self._call(name, keys, arguments, kept)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
                 if not repeat:
                     raise
-            return await self._call(name, keys, arguments)
+            return await self._call(name, keys, arguments, kept)
 
-    async def _call(self, name: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
+    async def _call(
+        self, name: str, keys: Sequence[str], arguments: Sequence[Argument], kept: tuple[Durability, str] | None
+    ) -> Any:
         try:
-            return await self._server.raw("EVALSHA", self._digests[name], len(keys), *keys, *arguments)
+            return await self._send(("EVALSHA", self._digests[name], len(keys), *keys, *arguments), kept)
         except redis.exceptions.NoScriptError:
-            return await self._server.raw("EVAL", self._sources[name], len(keys), *keys, *arguments)
+            return await self._send(("EVAL", self._sources[name], len(keys), *keys, *arguments), kept)
+
+    async def _send(self, command: Sequence[Argument], kept: tuple[Durability, str] | None) -> Any:
+        if kept is None or not kept[0].needs_proof:
+            return await self._server.raw(*command)
+        durability, mark = kept
+        answer, *proof = await self._server.raw_batch(command, *durability.proof(mark))
+        if isinstance(answer, Exception):
+            raise answer
+        for one in proof:
+            if isinstance(one, Exception):
+                raise one
+        durability.check(proof[-1])
+        return answer

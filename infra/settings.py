@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 def _cache() -> Path:
@@ -22,6 +23,10 @@ class StoreSettings:
     )
     blob_url: str | None = None  # file:///folder or s3://bucket/prefix for large payloads; None: a folder in the cache
     cache_dir: Path | None = None  # converted models, embedded server's data, blobs; None: ~/.cache/millstream
+    durability: Literal["fast", "fsync", "replicated"] = (
+        "fast"  # what 202 and outcomes wait for: nothing, disk, replicas
+    )
+    durability_replicas: int = 1  # replicas that must have a write where durability is replicated
 
     @property
     def server_url(self) -> str:

@@ -173,8 +173,8 @@ class JobStore(Protocol):
         """Waiting jobs ahead in its tier; None unless queued."""
         ...
 
-    async def place(self, job_id: str) -> Place | None:
-        """Where a queued job stands, to say how long it will wait; None unless queued."""
+    async def look(self, job_id: str) -> tuple[Job, Place | None] | None:
+        """A job's record and, while it is queued, where it stands; None where there is no such job."""
         ...
 
     async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:

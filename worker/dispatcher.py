@@ -70,7 +70,7 @@ async def opened(store_settings: StoreSettings, settings: DispatcherSettings) ->
         signing.key_of(settings.webhook_secret)
     url = store_settings.server_url
     async with AsyncExitStack() as stack:
-        store = await RedisJobs.connect(url)
+        store = await RedisJobs.connect(url, kept=store_settings)
         stack.push_async_callback(store.close)
         runs = RedisRuns.open(url)
         stack.push_async_callback(runs.close)

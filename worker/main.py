@@ -46,7 +46,7 @@ async def _serve(store_settings: StoreSettings, settings: WorkerSettings, engine
         return LLM(settings.model, engine_config)
 
     async def open_store() -> RedisJobs:
-        return await RedisJobs.connect(store_settings.server_url)
+        return await RedisJobs.connect(store_settings.server_url, kept=store_settings)
 
     stopping = Stopping()
     stopping.on_signals()

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -145,10 +145,17 @@ class Site:
 
 
 @asynccontextmanager
-async def site(folder: Path, binary: Path, *, short: bool, directives: tuple[str, ...] = ()) -> AsyncIterator[Site]:
+async def site(
+    folder: Path,
+    binary: Path,
+    *,
+    short: bool,
+    directives: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Site]:
     """A server, and whatever is started in the block; nothing of it is left afterwards."""
     folder.mkdir(parents=True, exist_ok=True)  # noqa: ASYNC240
-    server = EmbeddedServer(folder / "server", binary=binary, directives=directives)
+    server = EmbeddedServer(folder / "server", binary=binary, directives=directives, environment=environment)
     server.start()
     limits = httpx.Limits(max_connections=200, max_keepalive_connections=200)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,11 @@ class Yard:
     binary: Path
     short: bool
 
-    def site(self, *directives: str, name: str = "site") -> AbstractAsyncContextManager[Site]:
-        return site(self.folder / name, self.binary, short=self.short, directives=directives)
+    def site(
+        self, *directives: str, name: str = "site", environment: Mapping[str, str] | None = None
+    ) -> AbstractAsyncContextManager[Site]:
+        """`directives` and `environment` are the server's."""
+        return site(self.folder / name, self.binary, short=self.short, directives=directives, environment=environment)
 
     def size(self, short: int, full: int) -> int:
         return short if self.short else full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -63,6 +64,13 @@ class MemoryRuns:
         if await self.finish(run_id, Status.CANCELLED):
             await self.wake(run_id)
         return await self.get(run_id)
+
+    async def unfed(self) -> dict[str, int]:
+        found = Counter[str]()
+        for run in self._runs.values():
+            if not run.header.is_finished:
+                found[run.header.run.params.model] += sum(state.num_unfed for state in run.states)
+        return dict(found)
 
     async def header(self, run_id: str) -> RunHeader | None:
         run = self._runs.get(run_id)

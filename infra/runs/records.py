@@ -178,6 +178,19 @@ class DocumentState(Struct):
     def is_finished(self) -> bool:
         return self.status in TERMINAL
 
+    @property
+    def num_unfed(self) -> int:
+        """Items that are still to be put on the queue; 1 while the document is not split."""
+        if self.is_finished:
+            return 0
+        if self.chunks is None or self.fan_in is None:
+            return 1
+        level = num_items = len(self.chunks)
+        while level > 1:
+            level = -(-level // self.fan_in)
+            num_items += level
+        return 0 if self.final_item in self.items else max(1, num_items - len(self.items))
+
 
 class RunHeader(Struct):
     """A run without its documents."""

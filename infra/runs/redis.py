@@ -6,6 +6,7 @@ writes the record first and the clock after: a retry completes what a crash inte
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,7 +20,7 @@ from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
 from infra.runs.scripts import ScriptCaller
 from infra.runs.store import Document, DocumentUpdate, Written
 from infra.runs.views import RunView, view_of
-from infra.states import Status
+from infra.states import TERMINAL, Status
 
 CLOCK = "ms:runs:due"
 KEEP_SECONDS = 30 * 24 * 3600  # finished runs and their summaries
@@ -71,8 +72,13 @@ class RunKeys:
         return f"{self.prefix}:fed"
 
     @property
+    def unfed(self) -> str:
+        """Hash: document number -> its items that are still to be fed; without an entry 1. The run's `unfed` is the sum."""
+        return f"{self.prefix}:unfed"
+
+    @property
     def all(self) -> list[str]:
-        return [self.run, self.sources, self.states, self.versions, self.texts, self.open, self.fed]
+        return [self.run, self.sources, self.states, self.versions, self.texts, self.open, self.fed, self.unfed]
 
 
 class RedisRuns:
@@ -116,6 +122,15 @@ class RedisRuns:
             await self.wake(run_id)
         return await self.get(run_id)
 
+    async def unfed(self) -> dict[str, int]:
+        ids = [run_id.decode() for run_id in await self._server.command("ZRANGE", CLOCK, 0, -1)]
+        asked = [("HMGET", RunKeys(run_id).run, "record", "status", "unfed") for run_id in ids]
+        found = Counter[str]()
+        for record, status, unfed in await self._server.batch(*asked, atomic=False) if asked else []:
+            if record is not None and Status(status.decode()) not in TERMINAL:
+                found[_decode(record, NewRun).params.model] += max(0, int(unfed or 0))
+        return dict(found)
+
     async def header(self, run_id: str) -> RunHeader | None:
         fields = await self._server.command("HGETALL", RunKeys(run_id).run)
         return _header(fields) if fields else None
@@ -148,11 +163,11 @@ class RedisRuns:
 
     async def update(self, run_id: str, update: DocumentUpdate, *, window: int) -> Written:
         keys = RunKeys(run_id)
-        names = [keys.run, keys.states, keys.versions, keys.texts, keys.open, keys.fed]
+        names = [keys.run, keys.states, keys.versions, keys.texts, keys.open, keys.fed, keys.unfed]
         texts = [part for pair in update.texts.items() for part in pair]
         arguments: list[Argument] = [
             update.number, update.state.version, pack(update.state), int(update.state.is_finished), window,
-            len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
+            update.state.num_unfed, len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
         ]  # fmt: skip
         answer = await self._scripts.call(scripts.UPDATE, names, arguments)
         return Written(answer.decode())

@@ -27,7 +27,8 @@ end
 CREATE = f"""#!lua
 {_CLOCK}
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-redis.call('HSET', KEYS[1], 'record', ARGV[1], 'status', 'queued', 'num_documents', #ARGV - 1, 'created_ms', now_ms)
+redis.call('HSET', KEYS[1], 'record', ARGV[1], 'status', 'queued', 'num_documents', #ARGV - 1, 'created_ms', now_ms,
+  'unfed', #ARGV - 1)
 for i = 2, #ARGV do
   redis.call('HSET', KEYS[2], i - 2, ARGV[i])
   redis.call('ZADD', KEYS[3], i - 2, i - 2)
@@ -35,8 +36,8 @@ end
 return 1
 """
 
-# KEYS: run, states, versions, texts, open, fed.
-# ARGV: number, version read, new state, 1 where it is terminal, window, then three counted lists:
+# KEYS: run, states, versions, texts, open, fed, unfed.
+# ARGV: number, version read, new state, 1 where it is terminal, window, items still to be fed, then three counted lists:
 # items fed, items settled, and texts as item, text, item, text.
 UPDATE = f"""#!lua flags=allow-oom
 {_CLOCK}{_ENDED}
@@ -44,7 +45,7 @@ local status = redis.call('HGET', KEYS[1], 'status')
 if not status or ended(status) then return 'closed' end
 local number = ARGV[1]
 if (redis.call('HGET', KEYS[3], number) or '0') ~= ARGV[2] then return 'stale' end
-local at = 6
+local at = 7
 local function list()
   local count = tonumber(ARGV[at])
   local items = {{}}
@@ -62,6 +63,8 @@ for _, item in ipairs(settled) do redis.call('SREM', KEYS[6], number .. ':' .. i
 for _, item in ipairs(fed) do redis.call('SADD', KEYS[6], number .. ':' .. item) end
 for i = 1, #texts, 2 do redis.call('HSET', KEYS[4], number .. ':' .. texts[i], texts[i + 1]) end
 redis.call('HSET', KEYS[2], number, ARGV[3])
+redis.call('HINCRBY', KEYS[1], 'unfed', ARGV[6] - (redis.call('HGET', KEYS[7], number) or 1))
+redis.call('HSET', KEYS[7], number, ARGV[6])
 redis.call('HINCRBY', KEYS[3], number, 1)
 if ARGV[4] == '1' then redis.call('ZREM', KEYS[5], number) end
 redis.call('HINCRBY', KEYS[1], 'sequence_number', 1)

@@ -71,6 +71,10 @@ class RunStore(Protocol):
         """
         ...
 
+    async def unfed(self) -> dict[str, int]:
+        """Items of open runs that are not on the queue yet, by the model they are for: work that is still to come."""
+        ...
+
     # What the steps call.
 
     async def header(self, run_id: str) -> RunHeader | None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +19,9 @@ from millstream.stack.restart import deaths_after, delay_seconds
 class KeptServer:
     """Keeps one embedded server alive in a thread of its own, which is also the thread that the server dies with."""
 
-    def __init__(self, folder: Path, log: LogLine) -> None:
+    def __init__(self, folder: Path, log: LogLine, *, directives: Sequence[str] = ()) -> None:
         self.num_starts = 0
-        self._server = EmbeddedServer(folder)
+        self._server = EmbeddedServer(folder, directives=directives)
         self._log = log
         self._lock = Lock()
         self._stopping = Event()

@@ -149,7 +149,8 @@ class Stack:
         """Starts the embedded server, unless the settings name another."""
         if self.store.redis_url is None:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            self.server = KeptServer(self.data_dir / "store", self._log)
+            directives = ["appendfsync always"] if self.store.durability == "fsync" else []
+            self.server = KeptServer(self.data_dir / "store", self._log, directives=directives)
             url = self.server.start()
             note_url(self.data_dir, url)
             self.store = replace(self.store, redis_url=url)

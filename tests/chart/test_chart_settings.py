@@ -34,7 +34,7 @@ SET_BY_THE_CHART = {
     "pipelines": {"celery_url", "file_roots"},
     "worker": {"model", "alias", "drain_seconds", "metrics_port"},
 }
-STORE = {"redis_url", "blob_url", "cache_dir"}
+STORE = {"redis_url", "blob_url", "cache_dir", "durability", "durability_replicas"}
 NOT_FOR_OPERATORS = "fake_"  # engine options of the deterministic stand-in
 JSON_TYPE = {int: "integer", float: "number", str: "string", bool: "boolean"}
 

@@ -125,7 +125,7 @@ class StepLoop:
         self._loop.close()
 
     async def _open(self, store_settings: StoreSettings, settings: PipelineSettings, sender: StepSender) -> RunSteps:
-        store = await RedisJobs.connect(store_settings.server_url)
+        store = await RedisJobs.connect(store_settings.server_url, kept=store_settings)
         self._stack.push_async_callback(store.close)
         runs = RedisRuns.open(store_settings.server_url)
         self._stack.push_async_callback(runs.close)

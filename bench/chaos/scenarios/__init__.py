@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.chaos.scenarios import clients, engine, outside, runs, store, tenants, workers
+from bench.chaos.scenarios import clients, durability, engine, outside, runs, store, tenants, workers
 from bench.chaos.yard import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -19,6 +19,7 @@ SCENARIOS: dict[str, Scenario] = {
     "oom": store.oom,
     "restart": store.restart,
     "network": store.network,
+    "power-loss": durability.power_loss,
     "webhooks": outside.webhooks,
     "ssrf": outside.ssrf,
     "telemetry": outside.telemetry,

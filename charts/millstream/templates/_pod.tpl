@@ -56,6 +56,10 @@ annotations:
 {{ include "millstream.redisUrlEnv" .root }}
 - name: MILLSTREAM_BLOB_URL
   value: {{ default "file:///var/lib/millstream/blobs" .root.Values.blobs.url | quote }}
+- name: MILLSTREAM_DURABILITY
+  value: {{ .root.Values.redis.durability | quote }}
+- name: MILLSTREAM_DURABILITY_REPLICAS
+  value: {{ .root.Values.redis.durabilityReplicas | quote }}
 - name: MILLSTREAM_CACHE_DIR
   value: /var/cache/millstream
 - name: HOME

@@ -1,0 +1,82 @@
+"""Power loss: what was accepted in the mode `fsync` is there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from bench.chaos import asks
+from bench.chaos.ledger import Ledger
+from bench.chaos.power import lose_power, sync_log_environment
+from bench.chaos.record import Record
+from bench.chaos.reference import Reference
+from bench.chaos.scenarios.ending import finish
+from bench.chaos.site import Site
+from bench.chaos.yard import Yard
+
+CLIENTS = 8
+
+
+async def power_loss(yard: Yard) -> Record:
+    record = Record(promise="`fsync` survives power loss", fault="cut the append-only file at the last synced byte")
+    fast = Record(promise="", fault="")
+    fast_ms, forgotten = await _one(yard, "fast", fast, rounds=yard.size(1, 3))
+    fsync_ms, lost = await _one(yard, "fsync", record, rounds=yard.size(2, 10))
+    record.lost += lost
+    record.figures = {
+        "acknowledged but lost": lost,
+        "the same in mode fast": forgotten,
+        "submit ms fsync": round(fsync_ms, 1),
+        "submit ms fast": round(fast_ms, 1),
+        **record.figures,
+    }
+    return record
+
+
+async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[float, int]:
+    """Milliseconds of a submit, and how many accepted jobs the server had forgotten after the cuts."""
+    folder = yard.folder / mode
+    folder.mkdir()
+    watched = sync_log_environment(folder)
+    policy = ("appendfsync always",) if mode == "fsync" else ()
+    cut_bytes = forgotten = 0
+    seconds: list[float] = []
+    async with yard.site(*policy, name=mode, environment=watched) as site:
+        site.store = {"durability": mode}
+        await site.gateway()
+        worker = await site.worker()
+        await worker.stop()  # the alias is known; the accepted jobs wait
+        ledger = Ledger(site.http, Reference())
+        for _ in range(rounds):
+            await _load(site, ledger, seconds, num_seconds=2.3)
+            cut_bytes += lose_power(site.server, folder / "sync.log")
+            site.server.start()
+            gone = await _forgotten(site, ledger)
+            forgotten += len(gone)
+            for job_id in gone:
+                del ledger.told[job_id]
+        await worker.start()
+        await finish(site, ledger, record, seconds=120)
+    record.figures["bytes cut"] = cut_bytes
+    return 1000 * sum(seconds) / len(seconds), forgotten
+
+
+async def _load(site: Site, ledger: Ledger, seconds: list[float], *, num_seconds: float) -> None:
+    """Clients that submit one job after the other, until their time is up."""
+    end = time.monotonic() + num_seconds
+
+    async def client(number: int) -> None:
+        for prompt, params in asks.mixed(100_000):
+            began = time.monotonic()
+            if began > end:
+                return
+            if await ledger.submit(prompt, params) is not None:
+                seconds.append(time.monotonic() - began)
+
+    await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+
+
+async def _forgotten(site: Site, ledger: Ledger) -> list[str]:
+    async with site.redis() as client:
+        there = {key.decode().rpartition(":")[2] async for key in client.scan_iter("ms:{*}:job:*", count=1000)}
+    return [job_id for job_id in ledger.told if job_id not in there]
