@@ -73,7 +73,7 @@ class RunKeys:
 
     @property
     def unfed(self) -> str:
-        """Hash: document number -> its items that are still to be fed; without an entry 1. The run's `unfed` is the sum."""
+        """Hash: document number -> its items still to be fed; without an entry 1. The run's `unfed` is the sum."""
         return f"{self.prefix}:unfed"
 
     @property
@@ -167,7 +167,8 @@ class RedisRuns:
         texts = [part for pair in update.texts.items() for part in pair]
         arguments: list[Argument] = [
             update.number, update.state.version, pack(update.state), int(update.state.is_finished), window,
-            update.state.num_unfed, len(update.fed), *update.fed, len(update.settled), *update.settled, len(texts), *texts,
+            update.state.num_unfed, len(update.fed), *update.fed, len(update.settled), *update.settled,
+            len(texts), *texts,
         ]  # fmt: skip
         answer = await self._scripts.call(scripts.UPDATE, names, arguments)
         return Written(answer.decode())

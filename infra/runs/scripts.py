@@ -37,8 +37,8 @@ return 1
 """
 
 # KEYS: run, states, versions, texts, open, fed, unfed.
-# ARGV: number, version read, new state, 1 where it is terminal, window, items still to be fed, then three counted lists:
-# items fed, items settled, and texts as item, text, item, text.
+# ARGV: number, version read, new state, 1 where it is terminal, window, items still to be fed, then three counted
+# lists: items fed, items settled, and texts as item, text, item, text.
 UPDATE = f"""#!lua flags=allow-oom
 {_CLOCK}{_ENDED}
 local status = redis.call('HGET', KEYS[1], 'status')

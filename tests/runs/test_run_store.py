@@ -154,6 +154,29 @@ async def test_settling_what_is_not_fed_makes_no_room(runs: RunStore) -> None:
     assert await runs.update(run.id, update, window=1) is Written.FULL
 
 
+async def test_what_is_still_to_be_fed_is_counted_by_model(runs: RunStore) -> None:
+    assert await runs.unfed() == {}
+    run = new_run(3)
+    await runs.create(run)
+    await runs.create(new_run(2, params=SummaryParams(model="other")))
+    assert await runs.unfed() == {"m": 3, "other": 2}  # a document that nobody has looked at is one item
+    state = await state_of(runs, run.id, 0)
+    state.status, state.fan_in, state.final_item = Status.RUNNING, 2, "reduce-2-0"
+    state.chunks = [Chunk(start=10 * n, end=10 * n + 10, own_start=10 * n, num_tokens=5) for n in range(4)]
+    assert await runs.update(run.id, DocumentUpdate(0, state), window=4) is Written.YES
+    assert (await runs.unfed())["m"] == 2 + 4 + 2 + 1  # chunks, joins of two, the last join
+    await feed(runs, run.id, 0, "map-0", "map-1")
+    assert (await runs.unfed())["m"] == 2 + 5
+    assert await feed(runs, run.id, 0, "map-2", window=2) is Written.FULL  # and nothing changed
+    assert (await runs.unfed())["m"] == 2 + 5
+    state = await state_of(runs, run.id, 0)
+    state.status = Status.FAILED
+    await runs.update(run.id, DocumentUpdate(0, state), window=4)
+    assert (await runs.unfed())["m"] == 2
+    await runs.cancel(run.id)
+    assert await runs.unfed() == {"other": 2}
+
+
 async def test_finished_documents_leave_the_open_ones(runs: RunStore) -> None:
     run = new_run(12)
     await runs.create(run)
