@@ -20,6 +20,16 @@ FSYNC = StoreSettings(durability="fsync")
 REPLICATED = StoreSettings(durability="replicated", durability_replicas=1)
 
 
+def until_replicating(primary: EmbeddedServer) -> None:
+    with redis.Redis.from_url(primary.url) as client:
+        for number in range(200):
+            client.set("probe", number)  # a connection that wrote nothing has nothing to wait for
+            if client.wait(1, 100) == 1:
+                client.delete("probe")
+                return
+    raise AssertionError("the replica does not follow")
+
+
 @pytest.fixture
 def primary(tmp_path: Path) -> Iterator[EmbeddedServer]:
     server = EmbeddedServer(tmp_path / "primary", directives=["appendfsync always", "repl-diskless-sync-delay 0"])
@@ -37,10 +47,7 @@ def replica(tmp_path: Path, primary: EmbeddedServer) -> Iterator[EmbeddedServer]
         directives=[f"replicaof {host} {port}", f"masterauth {password}"],
     )
     server.start()
-    with redis.Redis.from_url(primary.url) as client:
-        for _ in range(100):
-            if client.wait(1, 100) >= 1:
-                break
+    until_replicating(primary)
     yield server
     server.kill()
 
@@ -71,7 +78,7 @@ async def test_fsync_wants_a_server_that_syncs_before_it_answers(primary: Embedd
 async def test_replicated_waits_for_replicas_and_says_so_without(
     primary: EmbeddedServer, replica: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durability, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(durability, "WAIT_SECONDS", 0.5)
     jobs = await RedisJobs.connect(primary.url, kept=REPLICATED)
     lane = await jobs.open_lane(ALIAS)
     job_id = await submitted(jobs, lane)
@@ -84,10 +91,7 @@ async def test_replicated_waits_for_replicas_and_says_so_without(
         with pytest.raises(StoreUnavailable):
             await read(job_id)
     replica.start()
-    with redis.Redis.from_url(primary.url) as client:
-        for _ in range(100):
-            if client.wait(1, 100) >= 1:
-                break
+    until_replicating(primary)
     job = await jobs.get(job_id)
     assert job is not None and job.status is Status.SUCCEEDED
     assert (await jobs.events(job_id))[-1].is_last
@@ -97,7 +101,7 @@ async def test_replicated_waits_for_replicas_and_says_so_without(
 async def test_a_refused_submit_may_be_repeated(
     primary: EmbeddedServer, replica: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(durability, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(durability, "WAIT_SECONDS", 0.5)
     jobs = await RedisJobs.connect(primary.url, kept=REPLICATED)
     lane = await jobs.open_lane(ALIAS)
     job = new_job(lane)
@@ -106,10 +110,7 @@ async def test_a_refused_submit_may_be_repeated(
         with pytest.raises(StoreUnavailable):
             await jobs.submit(job)
     replica.start()
-    with redis.Redis.from_url(primary.url) as client:
-        for _ in range(100):
-            if client.wait(1, 100) >= 1:
-                break
+    until_replicating(primary)
     assert await jobs.submit(job) is False
     await jobs.close()
 
