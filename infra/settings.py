@@ -67,6 +67,10 @@ class GatewaySettings:
     default_max_tokens: int = 1024  # tokens generated at most where the caller does not say
     sweep_seconds: float = 30.0  # how often each gateway ends what is past its time
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"port: is {self.port}; give one from 1 to 65535, or 0 for any that is free")
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
@@ -80,6 +84,15 @@ class WorkerSettings:
     metrics_port: int = 0  # 0: none
     max_workers: int = 0  # workers that this model's pool may come to: what deadlines are judged by. 0: as many as run
     cold_start_seconds: float = 0.0  # what a new worker needs before its process starts: a machine, an image
+
+    def __post_init__(self) -> None:
+        if self.lease_seconds <= 0:
+            raise ValueError(f"lease_seconds: is {self.lease_seconds:g}; give more than 0")
+        if not 0 < self.renew_seconds < self.lease_seconds:
+            raise ValueError(
+                f"renew_seconds: is {self.renew_seconds:g}; give more than 0 and less than lease_seconds "
+                f"({self.lease_seconds:g})"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
