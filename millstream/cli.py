@@ -62,12 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
     except MillstreamError as error:
         _complain(str(error))
         return 1
-    except KeyboardInterrupt:
-        _complain("stopped")
-        return 130
     except BrokenPipeError:  # whoever read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.filename is None:  # no file that the caller could do something about
+            raise
+        _complain(f"{error.filename}: {error.strerror}; name a place that can be read and written")
+        return 1
+    except KeyboardInterrupt:
+        _complain("stopped")
+        return 130
     return code or 0
 
 

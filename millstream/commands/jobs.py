@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def jobs(
     job_id: str | None = None,
     *,
-    status: str | None = None,
+    status: Literal["queued", "running", "succeeded", "failed", "cancelled", "expired"] | None = None,
     model: str | None = None,
     limit: int = 20,
     cancel: Annotated[bool, Parameter(negative="")] = False,
@@ -34,7 +34,7 @@ def jobs(
     job_id
         The job to show.
     status
-        Only jobs in this state: queued, running, succeeded, failed, cancelled, expired.
+        Only jobs in this state.
     model
         Only jobs of this model.
     limit
@@ -48,6 +48,8 @@ def jobs(
 
     if cancel and job_id is None:
         raise UsageError("--cancel needs the id of a job")
+    if limit < 1:
+        raise UsageError(f"--limit: is {limit}; give 1 or more")
     with connection.open() as client:
         if job_id is not None:
             handle = client.job(job_id)

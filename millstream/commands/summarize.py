@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,6 +76,8 @@ def summarize(
 
     if not files:
         raise UsageError("name the files to summarize")
+    if output is not None:
+        _check_writable(output)
     documents = read_documents(files)
     with _gateway(connection, local, model) as gateway, gateway.open() as client:
         model = model or gateway.only_model(client)
@@ -111,6 +114,13 @@ def summarize(
     counts = f"{totals.num_chunks} chunks, {totals.num_tokens} tokens{coverage}"
     print(f"{num_done} of {len(ended)} documents summarized: {counts}", file=sys.stderr)
     return 0 if num_done == len(ended) else 1
+
+
+def _check_writable(output: Path) -> None:
+    """Better told before the work than after it."""
+    folder = output.absolute().parent
+    if output.is_dir() or not os.access(output if output.exists() else folder, os.W_OK):
+        raise UsageError(f"--output: {output} cannot be written; name a file in a folder that is there")
 
 
 @contextmanager

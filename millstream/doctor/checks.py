@@ -110,12 +110,14 @@ def check_model(model: str, cache: Path) -> Finding:
     if (folder / "config.json").exists():
         return Finding("model", Level.OK, f"{model} is ready in {folder}")
     detail = f"{model} is not in {cache} yet; the first worker fetches and converts it"
-    return Finding("model", Level.WARNING, detail, f"fetch it now: python -m engine.weights.fetch {model}")
+    return Finding("model", Level.WARNING, detail, f"fetch it now: {sys.executable} -P -m engine.weights.fetch {model}")
 
 
 def check_disk(folder: Path) -> Finding:
     """Room for models, the embedded server's data and blobs, and whether they may be written."""
     there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if not there.is_dir():
+        return Finding("disk", Level.PROBLEM, f"{there} is no folder", "name another: MILLSTREAM_CACHE_DIR")
     if not os.access(there, os.W_OK):
         return Finding(
             "disk", Level.PROBLEM, f"{there} may not be written", "name another folder: MILLSTREAM_CACHE_DIR"

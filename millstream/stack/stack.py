@@ -12,12 +12,14 @@ what it knows; and no process of it outlives this one, even where this one is ki
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Self
@@ -148,7 +150,7 @@ class Stack:
     def _serve_store(self) -> None:
         """Starts the embedded server, unless the settings name another."""
         if self.store.redis_url is None:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
+            _make_folder(self.data_dir)
             directives = ["appendfsync always"] if self.store.durability == "fsync" else []
             self.server = KeptServer(self.data_dir / "store", self._log, directives=directives)
             url = self.server.start()
@@ -170,7 +172,8 @@ class Stack:
     def _spec(self, command: str, *settings: object, stop_seconds: float, name: str | None = None) -> ChildSpec:
         return ChildSpec(
             name=name or command,
-            command=[sys.executable, "-m", "millstream", command],
+            # -P: a folder named like one of our packages where `up` was called must not be taken for it
+            command=[sys.executable, "-P", "-m", "millstream", command],
             environment=environment_of(self.store, *settings, base=os.environ),
             ready_mark=f"{command} ready",
             stop_seconds=stop_seconds + _STOP_GRACE_SECONDS,
@@ -196,6 +199,17 @@ class Stack:
     def _log(self, name: str, line: str) -> None:
         with self._log_lock:
             self._log_line(name, line)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise StackFailed(
+            f"{folder} cannot be written: {error.strerror}; name another folder with --data-dir or MILLSTREAM_CACHE_DIR"
+        ) from error
 
 
 def _why_not_ready(url: str) -> str | None:

@@ -18,7 +18,7 @@ class PlainProgress(Listener):
         self._counts: dict[str, tuple[int, int]] = {}  # document id -> (done, of all)
 
     def opened(self, documents: Sequence[DocumentProgress]) -> None:
-        self._line(f"{len(documents)} documents")
+        self._line("1 document" if len(documents) == 1 else f"{len(documents)} documents")
 
     def changed(self, document: DocumentProgress) -> None:
         if document.num_chunks is None:

@@ -28,12 +28,15 @@ def until(what: Callable[[], object], message: str = "it did not come to pass") 
 class Up:
     """`millstream up` in a process of its own."""
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.lines: list[str] = []
         self._known: set[tuple[int, int]] = set()  # (pid, when it was born)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "millstream", "up", *arguments],
+            [sys.executable, "-P", "-m", "millstream", "up", *arguments],
+            cwd=folder,
             env={**os.environ, **(environment or {}), _MARK: self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

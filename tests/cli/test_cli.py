@@ -66,6 +66,12 @@ def test_every_command_is_there_and_told() -> None:
         (["gateway", "--config", "/no/such.toml"], "/no/such.toml"),
         (["submit", "x", "--params", "[1]", "--url", "http://127.0.0.1:1"], "--params is no JSON object"),
         (["jobs", "--cancel"], "--cancel needs the id"),
+        (["jobs", "--limit", "-1"], "--limit: is -1"),
+        (["jobs", "--status", "done"], '"succeeded"'),
+        (["summarize", "README.md", "--output", "/no/such/folder/x.jsonl"], "--output: /no/such/folder/x.jsonl"),
+        (["up", "--workers", "0"], "workers: is 0"),
+        (["up", "--port", "99999"], "port: is 99999"),
+        (["worker", "--lease-seconds", "-1"], "lease_seconds: is -1"),
     ],
 )
 def test_wrong_usage_is_one_line_and_2(

@@ -43,6 +43,12 @@ def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path: Path) 
     assert checks.check_disk(tmp_path / "not" / "yet").name == "disk"
 
 
+def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found = checks.check_disk(tmp_path / "file")
+    assert (found.level, found.detail) == (Level.PROBLEM, f"{tmp_path / 'file'} is no folder")
+
+
 def test_memory(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9000000 kB\nMemAvailable:    524288 kB\nHugePages_Total:  0\n")
@@ -64,7 +70,7 @@ def test_model(tmp_path: Path) -> None:
     assert checks.check_model("smollm3", tmp_path).level is Level.PROBLEM
     missing = checks.check_model("smollm2-135m", tmp_path)
     assert (missing.level, missing.remedy) == (
-        Level.WARNING, "fetch it now: python -m engine.weights.fetch smollm2-135m",
+        Level.WARNING, f"fetch it now: {sys.executable} -P -m engine.weights.fetch smollm2-135m",
     )  # fmt: skip
     (tmp_path / "models" / "smollm2-135m").mkdir(parents=True)
     (tmp_path / "models" / "smollm2-135m" / "config.json").touch()
@@ -100,7 +106,7 @@ def test_command_exit_code_and_remedies(tmp_path: Path) -> None:
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "warning  model" in done.stdout
-    assert "-> fetch it now: python -m engine.weights.fetch smollm2-135m" in done.stdout
+    assert f"-> fetch it now: {sys.executable} -P -m engine.weights.fetch smollm2-135m" in done.stdout
     assert "problem  server    127.0.0.1:1/0" in done.stdout
     assert done.stdout.rstrip().endswith("1 of these must be mended")
     assert done.stderr == ""

@@ -157,7 +157,7 @@ def test_a_shared_name_is_one_flag_that_feeds_both() -> None:
 def test_every_setting_survives_the_way_through_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """`up` hands its settings to its children as variables: what they read is what it had."""
     store = StoreSettings(redis_url="redis://:secret@h/0", cache_dir=Path("/c d"))
-    worker = replace(WorkerSettings(), model="fake", alias="a", lease_seconds=1.5, metrics_port=9)
+    worker = replace(WorkerSettings(), model="fake", alias="a", lease_seconds=1.5, renew_seconds=0.5, metrics_port=9)
     engine = replace(EngineConfig(), enable_prefix_caching=False, max_model_len=99, max_step_seconds=0.125)
     base = {"PATH": "/bin", "MAX_NUM_SEQS": "1", "MILLSTREAM_RENEW_SECONDS": "1", "MILLSTREAM_CONFIG": "/x.toml"}
     spoken = environment_of(store, worker, engine, base=base)

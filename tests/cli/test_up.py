@@ -30,9 +30,9 @@ def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
     """Starts `millstream up` with the fake model and its data in the test's own folder."""
     started: list[Up] = []
 
-    def start(*arguments: str) -> Up:
+    def start(*arguments: str, folder: Path | None = None) -> Up:
         environment = {"MILLSTREAM_CACHE_DIR": str(tmp_path), "MILLSTREAM_MODEL": "fake", "MILLSTREAM_PORT": "0"}
-        started.append(Up(*arguments, environment=environment))
+        started.append(Up(*arguments, environment=environment, folder=folder))
         return started[-1]
 
     yield start
@@ -147,6 +147,23 @@ def test_what_cannot_start_says_why(arguments: tuple[str, ...], reason: str, up:
     assert tree.pids() == []
     assert tree.lines[-1].startswith("millstream: ")
     assert reason.format(taken=taken) in tree.lines[-1], tree.log
+
+
+def test_a_folder_that_cannot_be_made_says_which(up: Callable[..., Up], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    tree = up("--data-dir", str(tmp_path / "file" / "data"))
+    assert tree.wait() == 1
+    assert str(tmp_path / "file" / "data") in tree.lines[-1]
+    assert "--data-dir" in tree.lines[-1]
+
+
+def test_folders_of_the_caller_are_not_taken_for_our_packages(up: Callable[..., Up], tmp_path: Path) -> None:
+    for name in ("worker", "api_gateway", "millstream"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not this one')\n")
+    tree = up(folder=tmp_path)
+    assert tree.url().startswith("http://127.0.0.1:"), tree.log
+    assert tree.stop() == 0
 
 
 def test_a_second_one_in_the_same_folder_is_refused(up: Callable[..., Up], tmp_path: Path) -> None:
