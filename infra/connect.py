@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import redis
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 
 from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.pools import pool_for
 
 Argument = str | bytes | int | float
 
@@ -49,18 +48,8 @@ class Server:
     """
 
     def __init__(self, url: str, *, max_connections: int = 32, timeout_seconds: float = 5.0) -> None:
-        keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
         try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                protocol=2,
-                max_connections=max_connections,
-                timeout=timeout_seconds,
-                socket_timeout=timeout_seconds,
-                socket_connect_timeout=timeout_seconds,
-                retry=Retry(NoBackoff(), 0),
-                **keepalive,
-            )
+            pool = pool_for(url, max_connections=max_connections, timeout_seconds=timeout_seconds)
         except ValueError as error:
             without_password = re.sub(r"//[^@/]*@", "//…@", url)
             raise StoreUnsuitable(f"{without_password!r} is no address of a server: {error}") from error

@@ -79,13 +79,15 @@ class EmbeddedServer:
         binary: Path | None = None,
         directives: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        password: str | None = None,
     ) -> None:
         """`binary`: the program, None for `server_binary()`; `directives`: more lines of the server's configuration;
-        `environment`: variables that the server shall have beside ours."""
+        `environment`: variables that the server shall have beside ours; `password`: None for a random one."""
         self.folder = folder
         self.num_databases = num_databases
         self._binary = binary
-        self._directives = directives
+        self.directives = directives  # as of the next start
+        self._password = password
         self._environment = environment or {}
         self.url = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -106,7 +108,7 @@ class EmbeddedServer:
         self._take_lock()
         try:
             for _ in range(_NUM_PORT_TRIES):
-                address = self._address or (_free_port(), secrets.token_urlsafe(24))
+                address = self._address or (_free_port(), self._password or secrets.token_urlsafe(24))
                 self._address = address if self._try_start(*address) else None
                 if self._address is not None:
                     return self.url
@@ -168,7 +170,7 @@ class EmbeddedServer:
         assert self._lock_fd is not None
         config = self.folder / "server.conf"
         config.touch(mode=0o600)
-        lines = [_config(self.folder, port, password, self.num_databases), *self._directives]
+        lines = [_config(self.folder, port, password, self.num_databases), *self.directives]
         config.write_text("\n".join(lines) + "\n")
         log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
         owner_pid = os.getpid()

@@ -11,7 +11,9 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -48,7 +50,10 @@ async def run_one(name: str, scenario: Scenario, yard: Yard) -> Record:
     return record
 
 
-async def run(names: list[str], *, server: str, short: bool, keep: Path | None) -> dict[str, Record]:
+async def run(
+    names: list[str], *, server: str, short: bool, keep: Path | None, note: Callable[[dict[str, Record]], None]
+) -> dict[str, Record]:
+    """`note` is told of all records so far after each scenario."""
     binary = binary_of(server)
     records: dict[str, Record] = {}
     for name in names:
@@ -62,9 +67,36 @@ async def run(names: list[str], *, server: str, short: bool, keep: Path | None) 
                 continue
             if keep is not None and not records[name].is_kept:
                 shutil.copytree(folder, keep / name, dirs_exist_ok=True)
+        note(records)
         kept = "kept" if records[name].is_kept else f"BROKEN {records[name].broken[:3]}"
         print(f"{name}: {kept} in {records[name].seconds:.0f} s", flush=True)
     return records
+
+
+def write(records: dict[str, Record], *, server: str, short: bool) -> None:
+    """Into the file of this server and form; scenarios that were not run again keep what is written there."""
+    form = "short" if short else "full"
+    path = RESULTS / f"chaos-{server}-{form}.json"
+    before = msgspec.json.decode(path.read_bytes(), type=_Written).scenarios if path.exists() else {}
+    written = _Written(
+        server=server,
+        form=form,
+        num_cpus=os.cpu_count() or 0,
+        python=platform.python_version(),
+        scenarios={name: (before | records)[name] for name in SCENARIOS if name in before | records},
+    )
+    written.totals = summary(written.scenarios)
+    RESULTS.mkdir(exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(written)) + b"\n")
+
+
+class _Written(msgspec.Struct, kw_only=True):
+    server: str
+    form: str
+    num_cpus: int
+    python: str
+    totals: dict[str, Any] = {}
+    scenarios: dict[str, Record]
 
 
 def main() -> int:
@@ -75,22 +107,19 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the logs of scenarios that fail")
     parser.add_argument("--write", action="store_true", help="into bench/results")
     options = parser.parse_args()
+
+    def note(records: dict[str, Record]) -> None:
+        if options.write:
+            write(records, server=options.server, short=options.short)
+
+    names = options.only or list(SCENARIOS)
     try:
-        records = asyncio.run(
-            run(options.only or list(SCENARIOS), server=options.server, short=options.short, keep=options.keep)
-        )
+        records = asyncio.run(run(names, server=options.server, short=options.short, keep=options.keep, note=note))
     except NotHere as reason:
         print(f"chaos on {options.server}: {reason}", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 0
-    totals = summary(records)
-    if options.write:
-        RESULTS.mkdir(exist_ok=True)
-        form = "short" if options.short else "full"
-        about = {"server": options.server, "form": form, "cpus": os.cpu_count(), "python": platform.python_version()}
-        text = msgspec.json.format(msgspec.json.encode({**about, "totals": totals, "scenarios": records}))
-        (RESULTS / f"chaos-{options.server}-{form}.json").write_bytes(text + b"\n")
     print(table(records))
-    print(json.dumps(totals))
+    print(json.dumps(summary(records)))
     return 0 if all(record.is_kept for record in records.values()) else 1
 
 

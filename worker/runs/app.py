@@ -8,11 +8,12 @@ changes nothing, so the broker need not be more than quick: no result backend, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import msgspec
 from celery import Celery
 
+from infra.addresses import SentinelAddress
 from infra.contracts import Notice
 
 ADVANCE = "millstream.runs.advance"
@@ -24,7 +25,11 @@ SOCKET_SECONDS = 10.0
 
 
 def broker_url(redis_url: str) -> str:
-    """The store's URL as Celery writes it: unix sockets have another scheme there."""
+    """The store's URL as Celery writes it: unix sockets have another scheme there, sentinels are a list."""
+    if (address := SentinelAddress.parse(redis_url)) is not None:
+        login = f"{quote(address.username or '')}:{quote(address.password, safe='')}@" if address.password else ""
+        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.sentinels)
+        return ";".join(f"sentinel://{login}{host}/{address.database}" for host in hosts)
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
         return redis_url
@@ -58,9 +63,17 @@ def make_app(url: str) -> Celery:
             "socket_timeout": SOCKET_SECONDS,
             "socket_connect_timeout": SOCKET_SECONDS,
             "socket_keepalive": True,
+            **_sentinel_options(url),
         },
     )
     return app
+
+
+def _sentinel_options(url: str) -> dict[str, object]:
+    address = SentinelAddress.parse(url)
+    if address is None:
+        return {}
+    return {"master_name": address.service, "sentinel_kwargs": {"password": address.sentinel_password}}
 
 
 class StepSender:

@@ -20,6 +20,7 @@ SCENARIOS: dict[str, Scenario] = {
     "restart": store.restart,
     "network": store.network,
     "power-loss": durability.power_loss,
+    "failover": durability.failover,
     "webhooks": outside.webhooks,
     "ssrf": outside.ssrf,
     "telemetry": outside.telemetry,

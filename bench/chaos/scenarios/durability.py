@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
+import redis.asyncio
+
 from bench.chaos import asks
 from bench.chaos.ledger import Ledger
 from bench.chaos.power import lose_power, sync_log_environment
 from bench.chaos.record import Record
 from bench.chaos.reference import Reference
 from bench.chaos.scenarios.ending import finish
+from bench.chaos.sentinels import Guarded, guarded
 from bench.chaos.site import Site
 from bench.chaos.yard import Yard
 
@@ -59,6 +62,69 @@ async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[f
         await finish(site, ledger, record, seconds=120)
     record.figures["bytes cut"] = cut_bytes
     return 1000 * sum(seconds) / len(seconds), forgotten
+
+
+async def failover(yard: Yard) -> Record:
+    record = Record(promise="failover", fault="Sentinel: SIGKILL the primary under load")
+    fast = Record(promise="", fault="")
+    await _failover(yard, "fast", fast)
+    lost = await _failover(yard, "replicated", record)
+    record.lost += lost
+    record.jobs += fast.jobs
+    for name in ("duplicates", "gaps", "leaked_blocks"):
+        setattr(record, name, getattr(record, name) + getattr(fast, name))
+    record.broken += fast.broken
+    record.figures |= fast.figures
+    return record
+
+
+async def _failover(yard: Yard, mode: str, record: Record) -> int:
+    """Accepted jobs that the new primary does not know."""
+    with guarded(yard.folder / f"servers-{mode}", yard.binary) as servers:
+        async with yard.site(name=mode) as site:
+            site.store_url = servers.url
+            site.store = {"durability": mode}
+            site.server.kill()
+            own, site.server = site.server, servers.primary
+            try:
+                await site.gateway()
+                await site.dispatcher()
+                for _ in range(2):
+                    await site.worker()
+                ledger = Ledger(site.http, Reference())
+                seconds: list[float] = []
+                await _load(site, ledger, seconds, num_seconds=1.5)
+                servers.primary.kill()
+                site.server = servers.replica
+                rejoining = asyncio.create_task(_rejoin(servers))
+                began = time.monotonic()
+                await ledger.submit_until_accepted("first after", {"max_tokens": 4, "temperature": 0.0})
+                away = time.monotonic() - began
+                await rejoining
+                await _load(site, ledger, seconds, num_seconds=1.0)
+                gone = await _forgotten(site, ledger)
+                for job_id in gone:
+                    del ledger.told[job_id]
+                await finish(site, ledger, record, seconds=60)
+            finally:
+                site.server = own
+    record.figures |= {f"lost {mode}": len(gone), f"seconds of 503 {mode}": round(away, 1)}
+    return len(gone)
+
+
+async def _is_primary(client: redis.asyncio.Redis) -> bool:
+    try:
+        return bool((await client.info("replication"))["role"] == "master")
+    except redis.ConnectionError:  # a sentinel closes connections when it changes roles
+        return False
+
+
+async def _rejoin(servers: Guarded) -> None:
+    """The old primary comes back as a replica once the new one has been named."""
+    async with asyncio.timeout(30), redis.asyncio.Redis.from_url(servers.replica.url) as client:
+        while not await _is_primary(client):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    servers.rejoin()
 
 
 async def _load(site: Site, ledger: Ledger, seconds: list[float], *, num_seconds: float) -> None:

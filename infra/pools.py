@@ -1,0 +1,46 @@
+"""Pools of connections by address: one server, or the primary that sentinels name at each new connection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from redis.asyncio import BlockingConnectionPool, ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+
+from infra.addresses import SentinelAddress
+
+
+class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
+    """Both: connections to the primary of now, and waiting for a free one instead of an error."""
+
+
+def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> ConnectionPool:
+    """Connects to nothing. Raises ValueError for an address that is none."""
+    options: dict[str, Any] = {
+        "protocol": 2,
+        "socket_timeout": timeout_seconds,
+        "socket_connect_timeout": timeout_seconds,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if not url.startswith("unix:"):
+        options["socket_keepalive"] = True
+    waiting = {"max_connections": max_connections, "timeout": timeout_seconds}
+    address = SentinelAddress.parse(url)
+    if address is None:
+        return BlockingConnectionPool.from_url(url, **options, **waiting)
+    sentinels = Sentinel(  # type: ignore[no-untyped-call]
+        list(address.sentinels), sentinel_kwargs={**options, "password": address.sentinel_password}
+    )
+    return _SentinelPool(  # type: ignore[no-untyped-call]
+        address.service,
+        sentinels,
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        ssl=address.has_tls,
+        **dict(address.options),
+        **options,
+        **waiting,
+    )
