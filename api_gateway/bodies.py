@@ -71,6 +71,8 @@ def _misfit(body: bytes, message: str, expected: Any) -> BadRequest:
             return BadRequest(f"{name} is missing; every request to this route needs it", param=name)
         return BadRequest(f"{name} is not a field here{_suggestion(field['name'], expected, path)}", param=name)
     value = _shown(_value_at(body, path))
+    if choices := choices_of(expected, path):
+        return BadRequest(f"{path} is{value[1:] or ' something else'}; choose one of {', '.join(choices)}", param=path)
     return BadRequest(f"{path or 'the body'}: {what[0].lower()}{what[1:]}{value}", param=path or None)
 
 
@@ -78,6 +80,34 @@ def _suggestion(name: str, expected: Any, path: str) -> str:
     names = [field.encode_name for field in msgspec.structs.fields(expected)] if _is_struct(expected) else []
     close = difflib.get_close_matches(name, names, n=1) if not path else []
     return f"; did you mean {close[0]}?" if close else "; leave it out, or see /docs for the fields there are"
+
+
+def choices_of(expected: Any, path: str = "") -> list[str]:
+    """The values that a field of few values takes, null aside; empty for every other field."""
+    kinds = [msgspec.inspect.type_info(expected)]
+    for name, _ in _STEP.findall(path):
+        inner: list[Any] = []
+        for kind in kinds:
+            match kind:
+                case msgspec.inspect.StructType() if name:
+                    inner += [field.type for field in kind.fields if field.encode_name == name]
+                case msgspec.inspect.ListType() if not name:
+                    inner.append(kind.item_type)
+        kinds = [each for kind in inner for each in _members(kind)]
+    few = [kind for one in kinds for kind in _members(one) if not isinstance(kind, msgspec.inspect.NoneType)]
+    if not all(isinstance(kind, (msgspec.inspect.EnumType, msgspec.inspect.LiteralType)) for kind in few):
+        return []
+    return [
+        str(value)
+        for kind in few
+        for value in (
+            [member.value for member in kind.cls] if isinstance(kind, msgspec.inspect.EnumType) else kind.values
+        )
+    ]
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    return kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
 
 
 def _is_struct(expected: Any) -> bool:

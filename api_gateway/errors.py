@@ -201,5 +201,7 @@ def _bad_parameter(error: ValidationException) -> BadRequest:
     for extra in extras:
         if extra.get("source") == "body":
             return BadRequest("the body is empty; send a JSON object", param=None)
-        return BadRequest(f"{extra.get('key')}: {extra.get('message')}", param=extra.get("key"))
+        return BadRequest(
+            f"{extra.get('key')}: {extra.get('message')}; /docs has what it takes", param=extra.get("key")
+        )
     return BadRequest(error.detail)

@@ -172,6 +172,14 @@ async def test_a_refusal_of_a_misspelt_field_names_the_right_one(running: Runnin
     assert answer.json()["error"]["message"] == "metdata is not a field here; did you mean metadata?"
 
 
+async def test_a_refusal_of_one_of_few_values_names_them_all(running: Running) -> None:
+    tier = await running.client.post("/v1/jobs", json={**JOB, "tier": "gold"})
+    assert tier.json()["error"]["message"] == 'tier is "gold"; choose one of interactive, standard, bulk'
+    status = await running.client.get("/v1/jobs", params={"status": "done"})
+    assert status.status_code == 400
+    assert "status" in status.json()["error"]["message"] and "/docs" in status.json()["error"]["message"]
+
+
 async def test_a_body_over_the_limit_is_413_and_the_connection_lives(running: Running, worker: ScriptedWorker) -> None:
     neighbour = asyncio.create_task(running.client.post("/v1/jobs", json=JOB, headers={"Prefer": "wait=20"}))
     body = json.dumps({**JOB, "input": "x" * 10_000_000}).encode()
