@@ -20,6 +20,7 @@ _COMMANDS = {
     "pipelines": "The steps of runs (bulk summarization).",
     "submit": "Submits a job and, unless told otherwise, streams its text.",
     "jobs": "Lists jobs, or shows one.",
+    "dead-letters": "Jobs that lost three workers: lists them, or makes new jobs of them.",
     "summarize": "Summarizes documents through the queue.",
     "plan": "How many sequences of a model fit a GPU.",
     "doctor": "Checks what Millstream needs on this machine, and says how to mend it.",
