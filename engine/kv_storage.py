@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from engine.models.config import DecoderConfig
+from engine.models.config import ModelShape
 from engine.plan import BlockMove, Plan
 
 
@@ -21,7 +21,7 @@ class KVStorage:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: ModelShape,
         block_size: int,
         num_blocks: int,
         num_host_slots: int,
@@ -66,7 +66,7 @@ class KVStorage:
         return torch.tensor([move.source for move in moves]), torch.tensor([move.target for move in moves])
 
 
-def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
+def block_bytes(config: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
 

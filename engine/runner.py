@@ -12,18 +12,12 @@ from engine.config import EngineConfig, LoadedModel, ModelInfo
 from engine.errors import DeviceFailed, InvalidConfig
 from engine.kv_storage import KVStorage, block_bytes
 from engine.logprobs import position_logprobs
-from engine.models.config import DecoderConfig
-from engine.models.decoder import Decoder
-from engine.models.families import decoder_config
-from engine.models.native import NativeDecoder, why_not
-from engine.models.weights import DecoderWeights, load_weights
+from engine.models.load import AnyDecoder, load_decoder
 from engine.plan import Plan, PositionLogprobs, Row, StepResult
 from engine.sampler import Draw, sample
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
 from engine.weights.digest import tokenizer_digest, weights_digest
-from engine.weights.safetensors import Checkpoint
-from kernels.cpu.build import BuildUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +31,7 @@ class TorchRunner:
 
     def __init__(
         self,
-        decoder: Decoder | NativeDecoder,
+        decoder: AnyDecoder,
         max_model_len: int,
         block_size: int,
         num_kv_blocks: int,
@@ -106,12 +100,10 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     fields = json.loads((folder / "config.json").read_text())
-    decoder_fields = decoder_config(fields)
-    max_model_len = _max_model_len(config, decoder_fields)
     dtype = _dtype(config, fields, device)
-    weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device)
-    decoder = _decoder(decoder_fields, weights, max_model_len, device, config)
-    bytes_per_block = block_bytes(decoder_fields, config.block_size, dtype)
+    decoder, max_model_len = load_decoder(folder, fields, dtype, device, config)
+    vocab_size = decoder.config.vocab_size
+    bytes_per_block = block_bytes(decoder.config, config.block_size, dtype)
     runner = TorchRunner(
         decoder,
         max_model_len,
@@ -128,8 +120,8 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
         info=ModelInfo(
             name=model,
             max_model_len=max_model_len,
-            vocab_size=decoder_fields.vocab_size,
-            eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < decoder_fields.vocab_size)),
+            vocab_size=vocab_size,
+            eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)),
             weights_digest=weights_digest(folder),
             tokenizer_digest=tokenizer_digest(folder),
             dtype=str(dtype).removeprefix("torch."),
@@ -138,23 +130,6 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             chat_template=tokenizer.chat_template_source,
         ),
     )
-
-
-def _decoder(
-    fields: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device, config: EngineConfig
-) -> Decoder | NativeDecoder:
-    """The native path where it can run the model and is wanted, else torch; the log says why."""
-    reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
-    if reason is None:
-        try:
-            return NativeDecoder(fields, weights, max_model_len, config.num_threads)
-        except BuildUnavailable as error:
-            reason = f"cannot be built: {error}"
-            log.warning("torch computes, several times slower: the native CPU path %s", reason)
-    if config.cpu_kernels == "native":
-        raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
-    log.info("torch computes: the native CPU path %s", reason)
-    return Decoder(fields, weights, max_model_len, device)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -175,18 +150,7 @@ def _dtype(config: EngineConfig, fields: dict[str, object], device: torch.device
     return torch.float16 if stored == "float16" else torch.bfloat16
 
 
-def _max_model_len(config: EngineConfig, decoder_fields: DecoderConfig) -> int:
-    """The model's context or the config's shorter one; only dynamic rope may be stretched beyond the model's."""
-    own = decoder_fields.max_position
-    wanted = config.max_model_len or own
-    if wanted > own and any(rope.kind != "dynamic" for rope in decoder_fields.ropes):
-        raise InvalidConfig("max_model_len", f"is {wanted} and the model's context is {own}; lower it")
-    return wanted
-
-
-def _num_blocks(
-    decoder: Decoder | NativeDecoder, config: EngineConfig, bytes_per_block: int, dtype: torch.dtype
-) -> int:
+def _num_blocks(decoder: AnyDecoder, config: EngineConfig, bytes_per_block: int, dtype: torch.dtype) -> int:
     """Blocks that fit the byte budget: the one given, 1 GiB on CPU, what a profiling forward leaves on GPU."""
     if config.kv_cache_memory_bytes is not None:
         budget = config.kv_cache_memory_bytes
@@ -200,7 +164,7 @@ def _num_blocks(
     return num_blocks
 
 
-def _profiled_budget(decoder: Decoder | NativeDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
+def _profiled_budget(decoder: AnyDecoder, config: EngineConfig, dtype: torch.dtype) -> int:
     """GPU bytes left under `gpu_memory_utilization` after the largest step's peak."""
     num_tokens = config.max_num_batched_tokens
     num_blocks = -(-num_tokens // config.block_size)

@@ -20,6 +20,11 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 Fields = dict[str, Any]
 
 
+def is_native(fields: Fields) -> bool:
+    """Whether the decoder knows the family of this config.json."""
+    return fields.get("model_type") in {*_FAMILIES, "gemma3"}
+
+
 def decoder_config(fields: Fields) -> DecoderConfig:
     """`fields`: the parsed config.json. Raises ModelLoadError for a family or a feature that the decoder lacks."""
     family = fields.get("model_type")

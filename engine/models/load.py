@@ -1,0 +1,68 @@
+"""Chooses what computes a model: our decoder, on the native CPU path or on torch, or else transformers'."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import InvalidConfig
+from engine.models.config import DecoderConfig
+from engine.models.decoder import Decoder
+from engine.models.families import decoder_config, is_native
+from engine.models.native import NativeDecoder, why_not
+from engine.models.transformers_fallback import TransformersDecoder
+from engine.models.weights import DecoderWeights, load_weights
+from engine.weights.safetensors import Checkpoint
+from kernels.cpu.build import BuildUnavailable
+
+log = logging.getLogger(__name__)
+
+AnyDecoder = Decoder | NativeDecoder | TransformersDecoder
+
+
+def load_decoder(
+    folder: Path, fields: dict[str, Any], dtype: torch.dtype, device: torch.device, config: EngineConfig
+) -> tuple[AnyDecoder, int]:
+    """The decoder of a model folder, and the context that it serves. `fields`: the parsed config.json.
+
+    Raises ModelLoadError for a model that cannot be used, InvalidConfig for settings that do not fit it.
+    """
+    if is_native(fields):
+        decoder_fields = decoder_config(fields)
+        can_stretch = all(rope.kind == "dynamic" for rope in decoder_fields.ropes)
+        max_model_len = _max_model_len(config, decoder_fields.max_position, can_stretch)
+        weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device)
+        return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
+    if config.cpu_kernels == "native":
+        raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")
+    decoder = TransformersDecoder(folder, dtype, device)
+    return decoder, _max_model_len(config, decoder.config.max_position, can_stretch=False)
+
+
+def _own_decoder(
+    fields: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device, config: EngineConfig
+) -> Decoder | NativeDecoder:
+    """The native path where it can run the model and is wanted, else torch; the log says why."""
+    reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
+    if reason is None:
+        try:
+            return NativeDecoder(fields, weights, max_model_len, config.num_threads)
+        except BuildUnavailable as error:
+            reason = f"cannot be built: {error}"
+            log.warning("torch computes, several times slower: the native CPU path %s", reason)
+    if config.cpu_kernels == "native":
+        raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
+    log.info("torch computes: the native CPU path %s", reason)
+    return Decoder(fields, weights, max_model_len, device)
+
+
+def _max_model_len(config: EngineConfig, own: int, can_stretch: bool) -> int:
+    """The model's context or the config's shorter one; only dynamic rope may be stretched beyond the model's."""
+    wanted = config.max_model_len or own
+    if wanted > own and not can_stretch:
+        raise InvalidConfig("max_model_len", f"is {wanted} and the model's context is {own}; lower it")
+    return wanted
