@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from engine.errors import InvalidConfig, ModelLoadError
 from infra.blobs import Blobs
 from infra.contracts import Hold, Pace, WorkerRecord
+from infra.errors import MillstreamError
 from infra.settings import WorkerSettings
 from infra.store import JobStore
 from infra.telemetry import Telemetry
@@ -285,5 +287,6 @@ class Worker:
     def _break(self, error: BaseException) -> None:
         """This worker cannot go on; the first reason counts."""
         if not self._broken.done():
-            log.critical("the worker stops: %s", error, exc_info=error)
+            is_told = isinstance(error, (ModelLoadError, InvalidConfig, MillstreamError))  # an operator can mend these
+            log.critical("the worker stops: %s", error, exc_info=None if is_told else error)
             self._broken.set_result(error)

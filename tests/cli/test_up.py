@@ -147,6 +147,7 @@ def test_what_cannot_start_says_why(arguments: tuple[str, ...], reason: str, up:
     assert tree.pids() == []
     assert tree.lines[-1].startswith("millstream: ")
     assert reason.format(taken=taken) in tree.lines[-1], tree.log
+    assert "Traceback" not in tree.log
 
 
 def test_a_folder_that_cannot_be_made_says_which(up: Callable[..., Up], tmp_path: Path) -> None:
