@@ -11,14 +11,16 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
+from infra.blobs import Blobs, open_blobs
 from infra.contracts import Notice
-from infra.errors import MillstreamError, StoreUnavailable
+from infra.errors import BlobUnavailable, MillstreamError, StoreUnavailable
 from infra.jobs import RedisJobs
 from infra.runs import RunHeader, RunStore
 from infra.runs.redis import RedisRuns
 from infra.settings import DispatcherSettings, StoreSettings
 from infra.store import JobStore
 from infra.telemetry import Telemetry
+from worker.orphans import delete_orphans
 from worker.runs.app import StepSender, make_app
 from worker.runs.relay import StepRelay
 from worker.signals import Stopping
@@ -35,6 +37,7 @@ MAX_POLL_SECONDS = 2.0  # while the store does not answer
 MAX_NOTICES = 100  # taken from a lane at once
 LANES_SECONDS = 0.5  # a new lane is noticed within so long
 STOP_SECONDS = 3.0
+ORPHANS_SECONDS = 3600.0  # between two looks at all blobs of jobs
 
 
 def run(store_settings: StoreSettings, settings: DispatcherSettings) -> int:
@@ -92,13 +95,14 @@ async def opened(store_settings: StoreSettings, settings: DispatcherSettings) ->
         courier = Courier(
             sender, ledger, slots, secrets=[secret], schedule=waits, wait_seconds=wait_seconds, telemetry=telemetry
         )
-        yield Dispatcher(store, runs, relay, courier, settings)
+        yield Dispatcher(store, runs, relay, courier, settings, blobs=open_blobs(store_settings.blobs))
 
 
 class Dispatcher:
     def __init__(self, store: JobStore, runs: RunStore, relay: StepRelay, courier: Courier,
-                 settings: DispatcherSettings) -> None:  # fmt: skip
+                 settings: DispatcherSettings, *, blobs: Blobs) -> None:  # fmt: skip
         self._store = store
+        self._blobs = blobs
         self._runs = runs
         self._relay = relay
         self._courier = courier
@@ -114,6 +118,7 @@ class Dispatcher:
             self._every(POLL_SECONDS, stop, self.relay_runs),
             self._every(LANES_SECONDS, stop, self.find_lanes),
             self._every(self._settings.sweep_seconds, stop, self.sweep),
+            self._every(ORPHANS_SECONDS, stop, self.look_for_orphans),
         ]
         async with asyncio.TaskGroup() as group:
             for loop in loops:
@@ -132,6 +137,19 @@ class Dispatcher:
             swept = await self._store.sweep(lane)
             if swept.expired or swept.failed:
                 log.info("lane %d: %d jobs expired, %d failed", lane, len(swept.expired), len(swept.failed))
+
+    async def look_for_orphans(self) -> None:
+        """Begins to; it may take long, and a dispatcher that stops does not wait for it."""
+        self._spawn(self._delete_orphans())
+
+    async def _delete_orphans(self) -> None:
+        try:
+            count = await delete_orphans(self._store, self._blobs)
+        except BlobUnavailable as error:
+            log.warning("orphaned blobs are left for the next sweep: %s", error)
+            return
+        if count:
+            log.info("%d orphaned blobs deleted", count)
 
     async def relay_outboxes(self) -> None:
         """Takes the ripe notices of every lane; runs are told at once, endpoints as their slots allow."""
