@@ -103,7 +103,8 @@ class RequestStream:
         for choice in self.choices:
             if choice.sequence.is_finished:
                 delta = ChoiceDelta(choice.sequence.choice)
-                choice.tell_end(delta)
+                choice.end(delta)  # its tail may hold a stop string
+                delta.text = ""
                 deltas.append(delta)
         return deltas
 

@@ -43,7 +43,7 @@ def test_no_tokens_are_shared_across_domains(trial: Callable[..., Trial]) -> Non
 
 
 @given(texts=st.lists(st.text(max_size=4), min_size=2, max_size=3))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_pair_of_texts_is_a_domain_of_its_own(texts: list[str]) -> None:
     pairs = set(permutations(texts, 2))
     assert len({_root(*pair) for pair in pairs}) == len(pairs)

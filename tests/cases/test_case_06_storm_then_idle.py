@@ -63,7 +63,7 @@ def test_the_survivors_of_a_storm_are_as_alone(trial: Callable[..., Trial]) -> N
 
 def test_aborts_at_every_moment_of_a_life(trial: Callable[..., Trial]) -> None:
     """Before the first step, in the prompt, at the fork, while decoding, at the end; then the id is free again."""
-    for num_steps in range(12):
+    for num_steps in (0, 1, 2, 3, 4, 7, 11):
         engine = trial(max_num_batched_tokens=16, num_kv_blocks=16)
         engine.add("neighbour", prompt_of(9), max_tokens=30)
         engine.add("r", prompt_of(40), max_tokens=6, n=3)

@@ -47,13 +47,13 @@ def test_preempted_at_least_twice_is_as_never_preempted(trial: Callable[..., Tri
     engine.assert_all_as_alone()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_any_mixture_of_kinds_in_a_pool_for_two(trial: Callable[..., Trial], seed: int) -> None:
     rng = random.Random(seed)
     engine = trial(num_kv_blocks=rng.randint(7, 12), num_host_slots=rng.choice([0, 4, 30]), max_num_seqs=6,
                    preemption_mode=rng.choice(["swap", "auto"]), max_num_batched_tokens=rng.choice([6, 11, 64]),
                    scheduling_policy=rng.choice(["fcfs", "priority", "fair"]))  # fmt: skip
-    for index in range(8):
+    for index in range(7):
         merged = KINDS[rng.choice(list(KINDS))] | KINDS[rng.choice(list(KINDS))]
         params = {"max_tokens": 16, "seed": rng.randint(0, 3), "priority": rng.randint(0, 3), **merged}
         engine.add(f"r{index}", prompt_of(rng.randint(1, 30), seed=index % 3), tenant=rng.choice("ab"), **params)

@@ -52,13 +52,13 @@ def test_bursts_of_every_level_in_turn(trial: Callable[..., Trial], policy: str)
 
 @pytest.mark.real_model
 def test_a_burst_on_the_real_model(real: Any) -> None:
-    engine = Trial(real, block_size=16, num_kv_blocks=10, num_host_slots=32, max_num_seqs=3, preemption_mode="swap",
+    engine = Trial(real, block_size=16, num_kv_blocks=9, num_host_slots=32, max_num_seqs=3, preemption_mode="swap",
                    scheduling_policy="priority")  # fmt: skip
     for index, text in enumerate(("The quick brown fox", "Once upon a time, in a far land,")):
-        engine.add(f"low{index}", text, max_tokens=14, priority=2, temperature=0.8, presence_penalty=0.5, seed=index)
+        engine.add(f"low{index}", text, max_tokens=9, priority=2, temperature=0.8, presence_penalty=0.5, seed=index)
     for _ in range(6):
         engine.step()
-    engine.add("high", "Water boils at a temperature of " * 18, max_tokens=6, priority=0, temperature=0.0)
+    engine.add("high", "Water boils at a temperature of " * 18, max_tokens=3, priority=0, temperature=0.0)
     engine.run()
     assert engine.finished[0] == "high" and engine.llm.stats().num_preempted_swap >= 1
     engine.assert_all_as_alone()

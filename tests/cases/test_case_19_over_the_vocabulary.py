@@ -22,7 +22,7 @@ from tests.models import make_tiny_model
 HUGE = [VOCABULARY - 1, VOCABULARY, VOCABULARY + 1, 2**31 - 1, 2**31, 2**63 - 1]
 
 
-@pytest.mark.parametrize("others", [{}, {"top_p": 0.8}, {"min_p": 0.02, "temperature": 1.5}, {"n": 2}])
+@pytest.mark.parametrize("others", [{}, {"top_p": 0.8, "n": 2}])
 def test_a_huge_top_k_is_none_at_all(trial: Callable[..., Trial], others: dict[str, Any]) -> None:
     """Alone and in a batch: the tokens of the same seed without a top_k; VOCABULARY - 1 leaves out one token."""
     without = trial().ask(prompt_of(9), max_tokens=10, **others).choices
@@ -37,7 +37,7 @@ def test_a_huge_top_k_is_none_at_all(trial: Callable[..., Trial], others: dict[s
     engine.assert_all_as_alone()
 
 
-@pytest.mark.parametrize("vocab_size", [15, 17, 40, 321])
+@pytest.mark.parametrize("vocab_size", [15, 321])
 def test_what_pads_the_last_matrix_is_never_drawn_nor_reported(tmp_path: Path, vocab_size: int) -> None:
     """Vocabularies of no round size, hot sampling, all logprobs there are: no id outside, each one once."""
     folder = make_tiny_model(tmp_path / "odd", overrides={"vocab_size": vocab_size, "bos_token_id": 1})

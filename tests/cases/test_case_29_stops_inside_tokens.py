@@ -135,6 +135,23 @@ def test_on_the_real_model(real: LoadedModel) -> None:
     assert choice.text == free.text[: free.text.index(stop)] and choice.stop_reason == stop
 
 
+@pytest.mark.parametrize("stop", ["\ufffd", "b\ufffd", "never"])
+def test_a_stop_in_the_tail_ends_it_alike_when_it_is_told_again(stop: str) -> None:
+    """The last token is half a character, told as U+FFFD at the end: emitted before or not, it ends in the same way."""
+    params = SamplingParams(max_tokens=3, stop=[stop])
+    [output] = writing(b"ab\xf0").generate("x", params)
+    whole = output.choices[0]
+    assert (whole.text, whole.stop_reason) == {"\ufffd": ("ab", stop), "b\ufffd": ("a", stop)}.get(
+        stop, ("ab\ufffd", None)
+    )
+    for num_emitted in range(4):
+        llm = writing(b"ab\xf0")
+        llm.add_request("r", "x", params, emitted=[whole.token_ids[:num_emitted]])
+        told = [each for _ in range(4) for delta in llm.step() for each in delta.deltas]
+        assert (told[-1].finish_reason, told[-1].stop_reason) == (whole.finish_reason, whole.stop_reason)
+        assert whole.text.endswith("".join(each.text for each in told))
+
+
 async def test_over_http_both_ways(service: Callable[..., Any]) -> None:
     served = await service(lambda: writing("Hello, world. ", num_kv_blocks=64))
     for stop, text in ((["o, w"], "Hell"), (["wor", "world"], "Hello, "), (["lo, x"], "Hello, world. Hello,"),
