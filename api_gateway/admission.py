@@ -15,11 +15,13 @@ from api_gateway import eta
 from api_gateway.auth import Keyring
 from api_gateway.cards import Cards
 from api_gateway.errors import DeadlineInfeasible, NotSupported
+from api_gateway.outlook import Outlook
 from api_gateway.token_counter import TokenCounter
 from engine.errors import InvalidRequest
 from engine.params import SamplingParams
 from infra.contracts import JobSpec, Kind, Message, ModelCard, Tier, Webhook
 from infra.errors import BadRequest, ContextTooLong
+from infra.work import Work
 
 SEED_BITS = 53  # a JavaScript client reads such a number back as it was
 BYTES_PER_TOKEN = 3  # a guess for planning memory, where no count was needed
@@ -77,13 +79,13 @@ class Draft:
 
     ask: Ask
     spec: JobSpec
-    size: eta.Size
     cost_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     cards: Cards
+    outlook: Outlook
     counter: TokenCounter
     keyring: Keyring
     default_max_tokens: int
@@ -99,7 +101,7 @@ class Admission:
             name = ask.name_of(error.param)
             raise BadRequest(f"{name}: {error.message}", param=name) from None
         max_tokens = self._max_tokens(ask, card, params, prompt)
-        self._check_deadline(ask, prompt)
+        await self._check_deadline(ask, params, Work(prompt.estimate, params.n * max_tokens))
         params = msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
@@ -117,9 +119,8 @@ class Admission:
             webhook=ask.webhook,
             salt=self.keyring.cache_domain(tenant, ask.cache_salt),
         )
-        size = eta.Size(prompt.estimate, params.n * max_tokens)
         cost = min(prompt.estimate, card.max_model_len) + params.n * max_tokens
-        return Draft(ask, spec, size, cost)
+        return Draft(ask, spec, cost)
 
     async def _prompt_size(self, ask: Ask, card: ModelCard, params: SamplingParams) -> PromptSize:
         """Counts bytes, and tokens only where the bytes do not settle that the prompt fits.
@@ -160,12 +161,13 @@ class Admission:
             )
         return params.max_tokens
 
-    def _check_deadline(self, ask: Ask, prompt: PromptSize) -> None:
-        """A deadline that even an idle worker would miss is refused; what the queue adds is not known for sure."""
+    async def _check_deadline(self, ask: Ask, params: SamplingParams, work: Work) -> None:
+        """Refuses a deadline that would be missed even if all the workers there may be came at once."""
         if ask.deadline_ms is None:
             return
-        rates = self.cards.rates(ask.model)
-        least_seconds = prompt.estimate / rates.prefill_tokens_per_s if rates else 0.0
+        facts, lane = await self.outlook.facts(ask.model), await self.cards.lane(ask.model)
+        least_output = int(work.output_tokens) if params.ignore_eos else max(1, params.min_tokens)
+        least_seconds = eta.least_finish_seconds(facts, lane, ask.tier, work, least_output_tokens=least_output)
         feasible_at = time.time() + least_seconds
         if ask.deadline_ms <= feasible_at * 1000:
             earliest = datetime.fromtimestamp(math.ceil(feasible_at), UTC).isoformat()

@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from api_gateway.eta import Rates, TypicalSize, rates_of
 from infra.contracts import ModelCard
 from infra.errors import UnknownModel
 from infra.store import JobStore
@@ -20,7 +19,6 @@ class Cards:
     """The models of a store."""
 
     store: JobStore
-    sizes: dict[str, TypicalSize] = field(default_factory=dict)
     _cards: dict[str, ModelCard] = field(default_factory=dict)
     _lanes: dict[str, int] = field(default_factory=dict)
     _read_at: float = float("-inf")
@@ -45,13 +43,6 @@ class Cards:
         if alias not in self._lanes:
             self._lanes[alias] = await self.store.open_lane(alias)
         return self._lanes[alias]
-
-    def size(self, alias: str) -> TypicalSize:
-        return self.sizes.setdefault(alias, TypicalSize())
-
-    def rates(self, alias: str) -> Rates | None:
-        card = self._cards.get(alias)
-        return rates_of(card.prefill_tokens_per_s, card.decode_tokens_per_s) if card else None
 
     async def _refresh(self, max_age_seconds: float) -> None:
         if time.monotonic() - self._read_at < max_age_seconds:

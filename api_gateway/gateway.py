@@ -14,6 +14,7 @@ from api_gateway.foreground import Foreground
 from api_gateway.intake import Intake
 from api_gateway.job_book import JobBook
 from api_gateway.metrics import Metrics
+from api_gateway.outlook import Outlook
 from api_gateway.tasks import end
 from api_gateway.token_counter import TokenCounter
 from infra.blobs import Blobs
@@ -34,6 +35,7 @@ class Gateway:
     runs: RunStore | None
     keyring: Keyring
     cards: Cards
+    outlook: Outlook
     hub: EventHub
     book: JobBook
     admission: Admission
@@ -57,7 +59,8 @@ class Gateway:
         keyring = Keyring.from_settings(settings.api_keys, settings.cache_secret)
         cards = Cards(store)
         hub = EventHub(store, page=settings.event_page)
-        book = JobBook(store, blobs, cards, hub)
+        outlook = Outlook(store, cards, runs)
+        book = JobBook(store, blobs, outlook, hub)
         return cls(
             settings=settings,
             store=store,
@@ -65,10 +68,11 @@ class Gateway:
             runs=runs,
             keyring=keyring,
             cards=cards,
+            outlook=outlook,
             hub=hub,
             book=book,
-            admission=Admission(cards, TokenCounter(blobs), keyring, settings.default_max_tokens),
-            intake=Intake(store, blobs, cards, telemetry, settings.max_queue_length),
+            admission=Admission(cards, outlook, TokenCounter(blobs), keyring, settings.default_max_tokens),
+            intake=Intake(store, blobs, cards, outlook, telemetry, settings.max_queue_length),
             foreground=Foreground(book, hub, settings.keepalive_seconds),
             metrics=Metrics(),
             telemetry=telemetry,

@@ -13,6 +13,7 @@ from api_gateway import eta
 from api_gateway.admission import Draft
 from api_gateway.cards import Cards
 from api_gateway.errors import Throttled
+from api_gateway.outlook import Outlook
 from infra import keys
 from infra.blobs import Blobs
 from infra.contracts import JobSpec, NewJob, pack
@@ -48,6 +49,7 @@ class Intake:
     store: JobStore
     blobs: Blobs
     cards: Cards
+    outlook: Outlook
     telemetry: Telemetry
     max_waiting: int
 
@@ -100,7 +102,6 @@ class Intake:
             request_name(draft.spec), kind="producer", parent=parent, attributes=attributes
         ) as span:
             await self._write(draft, job_id, tenant, span.traceparent)
-        self.cards.size(draft.spec.model).note(draft.size)
         return Admitted(job_id, is_new=True)
 
     async def _write(self, draft: Draft, job_id: str, tenant: str, traceparent: str | None) -> None:
@@ -121,7 +122,7 @@ class Intake:
             await self.store.submit(job, max_waiting=self.max_waiting)
         except QueueFull:
             alias = job.spec.model
-            wait_seconds = eta.retry_after_seconds(self.cards.size(alias).mean, self.cards.rates(alias))
+            wait_seconds = eta.retry_after_seconds(await self.outlook.facts(alias))
             raise Throttled(
                 f"model {alias}: {self.max_waiting} jobs are waiting, as many as the queue takes; "
                 f"try again in {wait_seconds:.0f} s",

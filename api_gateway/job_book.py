@@ -8,17 +8,16 @@ from dataclasses import dataclass
 
 import msgspec
 
-from api_gateway import eta
-from api_gateway.cards import Cards
 from api_gateway.errors import GatewayClosing
 from api_gateway.event_hub import EventHub
+from api_gateway.outlook import Outlook
 from api_gateway.schemas.jobs import JobView, QueueView
 from api_gateway.views import job_view
 from infra.blobs import Blobs
 from infra.contracts import Event, Job, Result
 from infra.errors import EventsGone, UnknownJob
 from infra.states import TERMINAL, Status
-from infra.store import JobStore
+from infra.store import JobStore, Place
 
 MAX_WAIT_SECONDS = 600.0
 
@@ -27,19 +26,29 @@ MAX_WAIT_SECONDS = 600.0
 class JobBook:
     store: JobStore
     blobs: Blobs
-    cards: Cards
+    outlook: Outlook
     hub: EventHub
 
     async def get(self, job_id: str, tenant: str) -> Job:
         """The tenant's job. Raises UnknownJob for another tenant's as for one that never was."""
         job = await self.store.get(job_id)
         if job is None or job.tenant != tenant:
-            raise UnknownJob(f"no job {job_id[:80]}: it never was, or its record has expired", param="id")
+            raise _unknown(job_id)
         return job
 
+    async def look(self, job_id: str, tenant: str) -> JobView:
+        """The job as its tenant sees it, its place in the queue included. Raises UnknownJob."""
+        found = await self.store.look(job_id)
+        if found is None or found[0].tenant != tenant:
+            raise _unknown(job_id)
+        job, place = found
+        return job_view(job, queue=await self._queue(job, place), result=await self.result(job))
+
     async def view(self, job: Job) -> JobView:
-        queue = await self._queue(job) if job.status is Status.QUEUED else None
-        return job_view(job, queue=queue, result=await self.result(job))
+        """The same of a record that is there already."""
+        if job.status is Status.QUEUED:
+            return await self.look(job.id, job.tenant)
+        return job_view(job, result=await self.result(job))
 
     async def result(self, job: Job) -> Result | None:
         """The job's result, fetched from the blob store where it is too large for the record."""
@@ -74,22 +83,18 @@ class JobBook:
             return events
         return None
 
-    async def _queue(self, job: Job) -> QueueView | None:
-        position = await self.store.position(job.id)
-        if position is None:  # it has just left the queue
+    async def _queue(self, job: Job, place: Place | None) -> QueueView | None:
+        if place is None:
             return None
-        await self.cards.all()
-        own = _size(job)
-        typical = self.cards.size(job.spec.model).mean or own
-        wait_seconds = eta.first_token_seconds(position, own, typical, self.cards.rates(job.spec.model))
+        facts = await self.outlook.facts(job.spec.model)
+        wait_seconds = await self.outlook.eta_seconds(job, place)
+        ahead_tokens = place.ahead.prompt_tokens + place.ahead.output_tokens * facts.sizes.output_share
         return QueueView(
-            position=position,
-            ahead_tokens=eta.ahead_tokens(position, typical),
+            position=place.position,
+            ahead_tokens=round(ahead_tokens),
             eta_seconds=None if wait_seconds is None else round(wait_seconds, 3),
         )
 
 
-def _size(job: Job) -> eta.Size:
-    """What a waiting job is thought to come to: admission reckoned `cost = prompt + n * max_tokens`."""
-    output = job.spec.params.get("n", 1) * job.spec.params.get("max_tokens", 0)
-    return eta.Size(prompt_tokens=max(0, job.cost_tokens - output), output_tokens=output)
+def _unknown(job_id: str) -> UnknownJob:
+    return UnknownJob(f"no job {job_id[:80]}: it never was, or its record has expired", param="id")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from api_gateway import eta
-from api_gateway.cards import Cards
-from infra.store import JobStore, LaneLoad
+from api_gateway.outlook import Outlook
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -27,6 +26,7 @@ class Metrics:
     lane_running: Gauge = field(init=False)
     lane_paused: Gauge = field(init=False)
     backlog_seconds: Gauge = field(init=False)
+    workers: Gauge = field(init=False)
 
     def __post_init__(self) -> None:
         registry = self.registry
@@ -57,22 +57,17 @@ class Metrics:
             ("model",),
             registry=registry,
         )
+        self.workers = Gauge("millstream_workers", "Workers that tell of themselves", ("model",), registry=registry)
 
-    async def text(self, store: JobStore, cards: Cards) -> bytes:
+    async def text(self, outlook: Outlook) -> bytes:
         """The exposition, with the queue as it stands now."""
-        for alias in await cards.all():
-            loads = {lane: await store.load(lane) for lane in await store.lanes(alias)}
-            for lane, load in loads.items():
+        for alias in await outlook.cards.all():
+            facts = await outlook.facts(alias, max_age_seconds=0.0)
+            for lane, load in facts.loads.items():
                 for tier, waiting in load.waiting.items():
                     self.lane_depth.labels(alias, str(lane), tier).set(waiting)
                 self.lane_running.labels(alias, str(lane)).set(load.running)
                 self.lane_paused.labels(alias, str(lane)).set(load.paused)
-            self.backlog_seconds.labels(alias).set(backlog_seconds(list(loads.values()), cards, alias))
+            self.backlog_seconds.labels(alias).set(eta.backlog_seconds(facts))
+            self.workers.labels(alias).set(len(facts.workers))
         return generate_latest(self.registry)
-
-
-def backlog_seconds(loads: list[LaneLoad], cards: Cards, alias: str) -> float:
-    """Worker-seconds of work of an alias, from measured rates and the sizes of jobs that came in here."""
-    waiting = sum(sum(load.waiting.values()) for load in loads)
-    running = sum(load.running for load in loads)
-    return eta.backlog_seconds(waiting, running, cards.size(alias).mean, cards.rates(alias))

@@ -66,6 +66,8 @@ class GatewaySettings:
     cache_secret: str = ""  # keys the tenants' prefix-cache domains; empty: derived from the API keys
     default_max_tokens: int = 1024  # tokens generated at most where the caller does not say
     sweep_seconds: float = 30.0  # how often each gateway ends what is past its time
+    watch_seconds: float = 60.0  # jobs whose clients wait are cancelled when their gateway is silent for so long
+    scale_seconds_per_worker: float = 30.0  # predicted work that one worker is wanted for (/internal/scale)
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

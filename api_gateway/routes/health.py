@@ -37,4 +37,4 @@ async def readyz(request: AnyRequest) -> Response[dict[str, str]]:
 async def metrics(request: AnyRequest) -> bytes:
     """Prometheus text."""
     gateway = gateway_of(request)
-    return await gateway.metrics.text(gateway.store, gateway.cards)
+    return await gateway.metrics.text(gateway.outlook)

@@ -6,7 +6,7 @@ import msgspec
 from litestar import get, post
 from litestar.params import FromPath
 
-from api_gateway.metrics import backlog_seconds
+from api_gateway import eta
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of
 from infra.errors import MillstreamError
 
@@ -19,15 +19,16 @@ class UnknownLane(MillstreamError):
 
 
 class ScaleView(msgspec.Struct, kw_only=True):
-    """What a pool of workers has before it. Null: not known here."""
+    """What a pool of workers has before it."""
 
-    backlog_seconds: float  # worker-seconds of work; zero only where nothing waits and nothing runs
+    backlog_seconds: float  # worker-seconds of work; zero only where nothing waits, runs, or is still to be fed
     queued: int  # waiting, delayed ones included
-    delayed: int | None
+    delayed: int  # of those: to be tried again, and not yet
     running: int
-    unfed: int | None  # work of runs that is not in the queue yet
-    workers: int | None
-    desired_workers: int | None
+    unfed: int  # items of runs that are not in the queue yet
+    workers: int  # that live
+    desired_workers: int  # that would work the backlog off in `scale_seconds_per_worker`
+    lanes: list[int]
 
 
 class LaneView(msgspec.Struct, kw_only=True):
@@ -39,16 +40,17 @@ class LaneView(msgspec.Struct, kw_only=True):
 async def scale(alias: FromPath[str], request: AnyRequest) -> ScaleView:
     """The autoscaling signal of a model."""
     gateway, alias = gateway_of(request), alias.removeprefix("/")
-    await gateway.cards.get(alias)
-    loads = [await gateway.store.load(lane) for lane in await gateway.store.lanes(alias)]
+    facts = await gateway.outlook.facts(alias, max_age_seconds=0.0)
+    backlog_seconds = eta.backlog_seconds(facts)
     return ScaleView(
-        backlog_seconds=round(backlog_seconds(loads, gateway.cards, alias), 3),
-        queued=sum(sum(load.waiting.values()) for load in loads),
-        delayed=None,
-        running=sum(load.running for load in loads),
-        unfed=None,
-        workers=None,
-        desired_workers=None,
+        backlog_seconds=round(backlog_seconds, 3),
+        queued=facts.num_waiting,
+        delayed=facts.num_delayed,
+        running=facts.num_running,
+        unfed=facts.num_unfed,
+        workers=len(facts.workers),
+        desired_workers=eta.desired_workers(facts, seconds_per_worker=gateway.settings.scale_seconds_per_worker),
+        lanes=sorted(facts.loads),
     )
 
 

@@ -55,14 +55,15 @@ async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Respons
         parent=traceparent_of(request),
     )
     gateway.metrics.admitted.labels(data.model, data.tier).inc(admitted.is_new)
-    job = await gateway.book.get(admitted.job_id, tenant)
-    headers = {"location": f"/v1/jobs/{job.id}"}
+    headers = {"location": f"/v1/jobs/{admitted.job_id}"}
     if not admitted.is_new:
         headers["idempotent-replayed"] = "true"
-    if wait_seconds is not None:
-        headers["preference-applied"] = f"wait={wait_seconds:.0f}"
-        job = await gateway.book.wait(job, timeout=min(wait_seconds, MAX_WAIT_SECONDS))
-    status = 200 if wait_seconds is not None and job.status in TERMINAL else 202
+    if wait_seconds is None:
+        return Response(await gateway.book.look(admitted.job_id, tenant), status_code=202, headers=headers)
+    headers["preference-applied"] = f"wait={wait_seconds:.0f}"
+    job = await gateway.book.get(admitted.job_id, tenant)
+    job = await gateway.book.wait(job, timeout=min(wait_seconds, MAX_WAIT_SECONDS))
+    status = 200 if job.status in TERMINAL else 202
     return Response(await gateway.book.view(job), status_code=status, headers=headers)
 
 
@@ -101,12 +102,12 @@ async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkA
 @get("/v1/jobs/{job_id:str}", responses=REFUSALS)
 async def get_job(job_id: FromPath[str], request: AnyRequest, wait: Wait = None) -> JobView:
     """The job as it stands; with `wait`, when it has ended or the time is up."""
-    gateway = gateway_of(request)
-    job = await gateway.book.get(job_id, tenant_of(request))
-    if wait is not None:
-        if not 0 <= wait <= MAX_WAIT_SECONDS:
-            raise BadRequest(f"wait: {wait} is not between 0 and {MAX_WAIT_SECONDS:.0f} seconds", param="wait")
-        job = await gateway.book.wait(job, timeout=wait)
+    gateway, tenant = gateway_of(request), tenant_of(request)
+    if wait is None:
+        return await gateway.book.look(job_id, tenant)
+    if not 0 <= wait <= MAX_WAIT_SECONDS:
+        raise BadRequest(f"wait: {wait} is not between 0 and {MAX_WAIT_SECONDS:.0f} seconds", param="wait")
+    job = await gateway.book.wait(await gateway.book.get(job_id, tenant), timeout=wait)
     return await gateway.book.view(job)
 
 

@@ -69,7 +69,8 @@ class MemoryRuns:
         found = Counter[str]()
         for run in self._runs.values():
             if not run.header.is_finished:
-                found[run.header.run.params.model] += sum(state.num_unfed for state in run.states)
+                num_unfed = sum(state.num_unfed for state in run.states)
+                found[run.header.run.params.model] += max(num_unfed, int(bool(run.fed)))
         return dict(found)
 
     async def header(self, run_id: str) -> RunHeader | None:

@@ -124,11 +124,13 @@ class RedisRuns:
 
     async def unfed(self) -> dict[str, int]:
         ids = [run_id.decode() for run_id in await self._server.command("ZRANGE", CLOCK, 0, -1)]
-        asked = [("HMGET", RunKeys(run_id).run, "record", "status", "unfed") for run_id in ids]
+        keys = [RunKeys(run_id) for run_id in ids]
+        asked = [("HMGET", one.run, "record", "status", "unfed") for one in keys] + [("SCARD", one.fed) for one in keys]
+        answers = await self._server.batch(*asked, atomic=False) if asked else []
         found = Counter[str]()
-        for record, status, unfed in await self._server.batch(*asked, atomic=False) if asked else []:
+        for (record, status, unfed), num_fed in zip(answers[: len(keys)], answers[len(keys) :], strict=True):
             if record is not None and Status(status.decode()) not in TERMINAL:
-                found[_decode(record, NewRun).params.model] += max(0, int(unfed or 0))
+                found[_decode(record, NewRun).params.model] += max(int(unfed or 0), int(num_fed > 0))
         return dict(found)
 
     async def header(self, run_id: str) -> RunHeader | None:

@@ -72,7 +72,10 @@ class RunStore(Protocol):
         ...
 
     async def unfed(self) -> dict[str, int]:
-        """Items of open runs that are not on the queue yet, by the model they are for: work that is still to come."""
+        """Items of open runs that are not on the queue yet, by the model they are for: work that is still to come.
+
+        At least one for a run with items under way: its jobs may be about to reach the queue.
+        """
         ...
 
     # What the steps call.

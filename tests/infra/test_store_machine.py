@@ -64,7 +64,7 @@ def timeless(value: Any) -> Any:
             return value.id, value.event, value.topic, value.sequence_number, value.tries, value.webhook, value.run_item
         case Claim():
             return timeless(value.job), timeless(value.history)
-        case list():
+        case list() | tuple():
             return [timeless(item) for item in value]
         case Exception():
             return type(value)
@@ -260,7 +260,7 @@ class Twins(RuleBasedStateMachine):
 
     def _look(self, job_id: str) -> tuple[Job | None, list[Event]]:
         self.see(lambda store: store.position(job_id))
-        self.see(lambda store: store.place(job_id))
+        self.see(lambda store: store.look(job_id))
         return self.see(lambda store: store.get(job_id)), self.see(lambda store: store.events(job_id))
 
     @invariant()

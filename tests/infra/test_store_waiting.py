@@ -10,7 +10,7 @@ from infra import work
 from infra.contracts import NewJob, Outcome, Pace, Tier, Usage, WorkerRecord
 from infra.settings import QueueSettings
 from infra.states import Status
-from infra.store import PLACE_LOOKS, JobStore, LaneLoad
+from infra.store import PLACE_LOOKS, JobStore, LaneLoad, Place
 from infra.work import Sizes, Work, work_left
 from tests.infra.jobs_for_tests import ALIAS, LEASE, claimed, delta, lapse, new_job, publication, submitted, success
 
@@ -68,6 +68,14 @@ async def test_workers_leave_nothing_behind(redis_url: str) -> None:
 # --- work and places ---
 
 
+async def place_of(store: JobStore, job_id: str) -> Place | None:
+    found = await store.look(job_id)
+    if found is None:
+        return None
+    assert found[0] == await store.get(job_id)
+    return found[1]
+
+
 async def test_work_follows_the_jobs(store: JobStore, lane: int) -> None:
     async def of(tier: Tier) -> Work:
         return (await store.load(lane)).work[tier]
@@ -107,20 +115,20 @@ async def test_a_place_counts_the_first_ahead_and_averages_the_rest(store: JobSt
     ids = [await submitted(store, lane, cost_tokens=10 + index) for index in range(num)]
     await submitted(store, lane, tier=Tier.INTERACTIVE)
     for index in (0, 1, PLACE_LOOKS):
-        place = await store.place(ids[index])
+        place = await place_of(store, ids[index])
         assert place is not None and place.position == index
         assert place.ahead == Work(sum(2 + one for one in range(index)), OUTPUT * index)  # exact
-    place = await store.place(ids[-1])
+    place = await place_of(store, ids[-1])
     assert place is not None and place.position == num - 1
     exact = sum(2 + one for one in range(num - 1))
     assert abs(place.ahead.prompt_tokens - exact) / exact < 0.01 and place.ahead.output_tokens == OUTPUT * (num - 1)
     assert place.running == 0
     await claimed(store, lane)
-    place = await store.place(ids[-1])
+    place = await place_of(store, ids[-1])
     assert place is not None and place.running == 1
     claim = await claimed(store, lane)
-    assert await store.place(claim.job.id) is None
-    assert await store.place("job-1-unknown0") is None
+    assert await place_of(store, claim.job.id) is None
+    assert await place_of(store, "job-1-unknown0") is None
 
 
 # --- sizes ---
