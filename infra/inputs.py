@@ -34,7 +34,10 @@ def _read_file(uri: str, path: Path, roots: Sequence[str], max_bytes: int) -> by
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a zero byte
         raise BadRequest(f"{uri[:200]!r} is no usable path: {error}", param="uri") from error
     if not any(real.is_relative_to(folder) for folder in folders):
-        raise BadRequest(f"{uri[:200]!r} is under none of the folders that this service may read", param="uri")
+        raise BadRequest(
+            f"{uri[:200]!r} is under none of the folders that this service may read (MILLSTREAM_FILE_ROOTS)",
+            param="uri",
+        )
     try:
         # Without blocking, so that a pipe in the folder cannot hold the reader up.
         fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -52,7 +55,9 @@ def _read_file(uri: str, path: Path, roots: Sequence[str], max_bytes: int) -> by
 def _read_s3(uri: str, bucket: str, key: str, roots: Sequence[str], max_bytes: int) -> bytes:
     prefixes = [root.rstrip("/") for root in roots if root.startswith("s3://")]
     if not any(f"s3://{bucket}/{key}".startswith(f"{prefix}/") for prefix in prefixes):
-        raise BadRequest(f"{uri[:200]!r} is under none of the buckets that this service may read", param="uri")
+        raise BadRequest(
+            f"{uri[:200]!r} is under none of the buckets that this service may read (MILLSTREAM_S3_ROOTS)", param="uri"
+        )
     from infra.blob_s3 import open_object
 
     with open_object(bucket, key) as body:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from api_gateway.schemas.jobs import EventView, JobView, ResultView
 from infra.states import TERMINAL, Status
@@ -20,7 +20,7 @@ class JobHandle:
     """Names a job; every method asks the gateway for what is true now."""
 
     id: str
-    _caller: Caller
+    _caller: Caller = field(repr=False)
 
     def get(self) -> JobView:
         return self._caller.call("GET", self._path, JobView)

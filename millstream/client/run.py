@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from api_gateway.schemas.runs import ReportView, RunOut
 from infra.states import TERMINAL, Status
@@ -20,7 +20,7 @@ class RunHandle:
     """Names a run; every method asks the gateway for what is true now."""
 
     id: str
-    _caller: Caller
+    _caller: Caller = field(repr=False)
 
     def get(self) -> RunOut:
         """The run with all of its documents, their chunks counted, and their summaries as far as they are written."""

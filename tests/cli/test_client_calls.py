@@ -124,6 +124,11 @@ def test_waiting_ends_with_the_job_or_the_time() -> None:
         client.job("job-1-aaaaaaaa").wait(0.05)
 
 
+def test_a_job_is_shown_by_its_id_alone() -> None:
+    with Client("http://127.0.0.1:1") as client:
+        assert repr(client.job("job-1-00")) == "JobHandle(id='job-1-00')"
+
+
 def test_a_failed_job_has_no_result() -> None:
     detail = {"message": "it broke", "type": "t", "param": None, "code": "worker_lost"}
     failed = Reply(body=json.dumps({**JOB, "status": "failed", "result": None, "error": detail}).encode())

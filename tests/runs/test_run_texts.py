@@ -167,6 +167,8 @@ def test_files_under_the_roots_are_read_and_no_others(tmp_path: Path) -> None:
         with pytest.raises(DocumentRefused) as caught:
             read_document(source("a", uri=uri), blobs, roots=roots)
         assert code in (None, caught.value.error.code)
+    with pytest.raises(DocumentRefused, match="MILLSTREAM_FILE_ROOTS"):
+        read_document(source("a", uri=(outside / "a.md").as_uri()), blobs, roots=roots)
 
 
 def test_a_text_that_is_gone_is_told(tmp_path: Path) -> None:
