@@ -110,8 +110,10 @@ class JobFailed(MillstreamError):
         self.status = 400 if error.code in CALLERS_FAULTS else 500
 
 
-# Codes of failed jobs that tell of the request, not of the service.
-CALLERS_FAULTS = frozenset({"invalid_request", "context_length_exceeded", "not_supported"})
+# Codes of failed jobs and documents that tell of the request, not of the service.
+CALLERS_FAULTS = frozenset(
+    {"invalid_request", "context_length_exceeded", "not_supported", "empty_document", "unsupported_type", "not_utf8"}
+)
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 

@@ -67,6 +67,7 @@ async def test_a_run_is_shown_cancelled_and_reported(serving_runs: Running, runs
     shown = (await serving_runs.client.get(f"/v1/runs/{run['id']}")).json()
     assert shown["status"] == "running" and shown["counts"]["documents_failed"] == 1
     assert shown["documents"][2]["error"]["code"] == "empty_document"
+    assert shown["documents"][2]["error"]["type"] == "invalid_request_error"
     output = await serving_runs.client.get(f"/v1/runs/{run['id']}/output")
     assert output.status_code == 404 and output.json()["error"]["code"] == "output_not_found"
     for _ in range(2):
