@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import httpx
 import redis.asyncio
 
-from bench.chaos.process import Process
+from bench.chaos.process import ChaosFailed, Process
 from engine.config import EngineConfig
 from infra.embedded import EmbeddedServer
 from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
@@ -119,15 +119,22 @@ class Site:
 
     async def leaked_blocks(self) -> int:
         """KV blocks that workers hold although nothing runs, after they had time to let go."""
-        held = 0.0
-        for worker in self.workers:
-            for _ in range(round(IDLE_SECONDS / 0.1)):
-                held_here = await worker.metric("kv_cache_usage_perc") * ENGINE["num_kv_blocks"]
-                if held_here == 0:
-                    break
-                await asyncio.sleep(0.1)
-            held += held_here
-        return round(held)
+        return sum([await self._held_when_idle(worker) for worker in self.workers])
+
+    async def _held_when_idle(self, worker: Worker) -> int:
+        """Of one worker, which may be just starting."""
+        num_held: int | None = None
+        for _ in range(round(IDLE_SECONDS / 0.1)):
+            try:
+                num_held = round(await worker.metric("kv_cache_usage_perc") * ENGINE["num_kv_blocks"])
+            except httpx.ConnectError:
+                num_held = None
+            if num_held == 0:
+                return 0
+            await asyncio.sleep(0.1)
+        if num_held is None:
+            raise ChaosFailed("a worker that lives does not show its metrics")
+        return num_held
 
     async def unfinished(self) -> int:
         """Jobs that the server counts as not ended: entries of streams, members of due clocks."""

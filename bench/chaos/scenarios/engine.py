@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
 from bench.chaos import asks
 from bench.chaos.ledger import Ledger
-from bench.chaos.process import Process
 from bench.chaos.record import Record
 from bench.chaos.reference import Reference
 from bench.chaos.scenarios.ending import finish
-from bench.chaos.site import Site, Worker
+from bench.chaos.site import Site
 from bench.chaos.yard import NotHere, Yard
 from engine.errors import ModelLoadError
 from engine.weights import resolve
@@ -47,12 +45,21 @@ async def continuation(yard: Yard) -> Record:
         await undisturbed.settle(record, seconds=300)
         answers = [audit.tokens for audit in (undisturbed.audits[job_id] for job_id in undisturbed.told)]
         ledger = Ledger(site.http, None)
-        ids = [
-            await ledger.submit_until_accepted(*kinds[number % num_kinds], model=MODEL, tier="standard")
-            for number in range(count)
-        ]
-        num_kills = await _kill_while_running(ledger, workers, ids, yard.size(1, 10))
-        await finish(site, ledger, record, seconds=800)
+        ids: list[str] = []
+        num_kills = yard.size(1, 10)
+        for number in range(num_kills):
+            # One kill a batch: a job that lost three workers would fail, as it should.
+            batch = [
+                await ledger.submit_until_accepted(*kinds[(len(ids) + offset) % num_kinds], model=MODEL)
+                for offset in range(count // num_kills)
+            ]
+            await _until_tokens_of_all(ledger, batch[: len(workers)])
+            victim = workers[number % len(workers)]
+            await victim.kill()
+            await victim.start()
+            await asyncio.gather(*(ledger.read_log(job_id) for job_id in batch))
+            ids += batch
+        await finish(site, ledger, record, seconds=300)
         for number, job_id in enumerate(ids):
             same = ledger.audits[job_id].tokens == answers[number % num_kinds]
             record.demand(same, f"{job_id}: tokens differ from the undisturbed run's")
@@ -69,21 +76,12 @@ def _tokens_before_requeue(events: list[dict[str, Any]]) -> bool:
     return "job.requeued" in kinds and "job.delta" in kinds[: kinds.index("job.requeued")]
 
 
-async def _kill_while_running(ledger: Ledger, workers: list[Worker], ids: list[str], num_kills: int) -> int:
-    """SIGKILL a worker when a job that it may be running has shown tokens, again and again."""
-    chance = random.Random(5)
-    done = 0
-    for position in range(num_kills):
-        job_id = ids[min(len(ids) - 1, round(position / num_kills * len(ids)))]
+async def _until_tokens_of_all(ledger: Ledger, ids: list[str]) -> None:
+    """Returns once each job has shown tokens."""
+    for job_id in ids:
         async for event in ledger.follow(job_id):
             if event["type"] == "job.delta":
                 break
-        victims: list[Process] = list(workers) if len(workers) == 1 else [chance.choice(workers)]
-        for victim in victims:
-            await victim.kill()
-            done += 1
-            await victim.start()
-    return done
 
 
 async def leaks(yard: Yard) -> Record:
