@@ -1,13 +1,15 @@
 """Requests whose client waits for the answer: its jobs are cancelled when the client hangs up, and only then.
 
-A gateway that shuts down cancels nothing: the job goes on, and the answer that breaks off names it.
+A gateway that shuts down cancels nothing: the job goes on, and the answer that breaks off names it. One that dies takes
+its clients with it. So the store is told who is waited for, and any sweep cancels what nobody has watched for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import logging
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -18,11 +20,16 @@ from api_gateway.event_hub import EventHub
 from api_gateway.job_book import JobBook
 from api_gateway.sse import until_hang_up
 from api_gateway.tasks import end
+from infra import keys
 from infra.contracts import Event, Job, JobError
-from infra.errors import MillstreamError
+from infra.errors import MillstreamError, StoreUnavailable
 from infra.states import TERMINAL, Status
 
+log = logging.getLogger("millstream.gateway")
+
 LONGEST_SECONDS = 7 * 86400.0
+WATCHES_IN_TIME = 4  # so often before a watch would lapse
+RETRY_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -32,7 +39,9 @@ class Foreground:
     book: JobBook
     hub: EventHub
     keepalive_seconds: float
+    watch_seconds: float
     _watchers: Counter[str] = field(default_factory=Counter)
+    _left: set[str] = field(default_factory=set)  # by clients that were sent away: these jobs go on
 
     async def ends(self, job_ids: Sequence[str], tenant: str, receive: Receive) -> list[Job]:
         """The jobs, in order, when all have succeeded. Raises what became of the first that did not, or ClientGone."""
@@ -70,9 +79,33 @@ class Foreground:
         if self.hub.is_closing_streams:
             return
         for job_id in job_ids:
-            if not self._watchers[job_id]:
-                del self._watchers[job_id]
+            if job_id not in self._watchers:
                 await self.book.store.cancel(job_id)
+
+    async def keep_watch(self) -> None:
+        """Tells the store again and again who is waited for, until cancelled."""
+        pause = self.watch_seconds / WATCHES_IN_TIME
+        while True:
+            await asyncio.sleep(pause)
+            is_told = await self._tell(self._watchers, seconds=self.watch_seconds)
+            pause = self.watch_seconds / WATCHES_IN_TIME if is_told else min(RETRY_SECONDS, pause)
+
+    async def let_go(self) -> None:
+        """At the end of this gateway: what its clients waited for needs nobody to wait any more."""
+        await self._tell({*self._watchers, *self._left}, seconds=None)
+
+    async def _tell(self, job_ids: Iterable[str], *, seconds: float | None) -> bool:
+        """False where the store did not hear it."""
+        by_lane = defaultdict[int, list[str]](list)
+        for job_id in job_ids:
+            by_lane[keys.lane_of(job_id)].append(job_id)
+        try:
+            for lane, its_jobs in by_lane.items():
+                await self.book.store.watch(lane, its_jobs, seconds=seconds)
+        except StoreUnavailable as error:
+            log.warning("the store was not told which jobs are waited for: %s", error)
+            return False
+        return True
 
     @contextmanager
     def _watching(self, job_ids: Sequence[str]) -> Iterator[None]:
@@ -81,6 +114,11 @@ class Foreground:
             yield
         finally:
             self._watchers.subtract(job_ids)
+            for job_id in set(job_ids):
+                if not self._watchers[job_id]:
+                    del self._watchers[job_id]
+            if self.hub.is_closing_streams:
+                self._left.update(job_ids)
 
     async def _all_ends(self, job_ids: Sequence[str], tenant: str) -> list[Job]:
         return await asyncio.gather(*(self._end(job_id, tenant) for job_id in job_ids))

@@ -43,7 +43,7 @@ class Gateway:
     foreground: Foreground
     metrics: Metrics
     telemetry: Telemetry
-    _sweeper: asyncio.Task[None] | None = field(default=None)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
     def of(
@@ -73,14 +73,17 @@ class Gateway:
             book=book,
             admission=Admission(cards, outlook, TokenCounter(blobs), keyring, settings.default_max_tokens),
             intake=Intake(store, blobs, cards, outlook, telemetry, settings.max_queue_length),
-            foreground=Foreground(book, hub, settings.keepalive_seconds),
+            foreground=Foreground(book, hub, settings.keepalive_seconds, settings.watch_seconds),
             metrics=Metrics(),
             telemetry=telemetry,
         )
 
     async def start(self) -> None:
         self.hub.start()
-        self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+        self._tasks = [
+            asyncio.create_task(self._sweep(), name="sweeper"),
+            asyncio.create_task(self.foreground.keep_watch(), name="watcher"),
+        ]
 
     @property
     def is_closing(self) -> bool:
@@ -91,9 +94,9 @@ class Gateway:
         self.hub.close_streams()
 
     async def close(self) -> None:
-        if self._sweeper is not None:
-            await end(self._sweeper)
+        await end(*self._tasks)
         await self.hub.close()
+        await self.foreground.let_go()
 
     async def _sweep(self) -> None:
         """Ends what is past its time, also where no worker and no dispatcher runs. Any number may do it at once."""

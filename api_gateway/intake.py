@@ -60,8 +60,11 @@ class Intake:
         *,
         idempotency: Idempotency | None = None,
         parent: str | None = None,
+        watch_seconds: float | None = None,
     ) -> list[Admitted]:
         """Makes one job of each draft, in order; all of them go by the one key.
+
+        With `watch_seconds`, they are cancelled unless somebody watches them again and again.
 
         Raises IdempotencyMismatch, Throttled, or StoreUnavailable: then calling again with the same key completes it.
         """
@@ -74,7 +77,7 @@ class Intake:
         admitted: list[Admitted] = []
         try:
             for draft, job_id in zip(drafts, ids, strict=True):
-                admitted.append(await self._admit(draft, job_id, tenant, parent, claimed_before))
+                admitted.append(await self._admit(draft, job_id, tenant, parent, claimed_before, watch_seconds))
         except MillstreamError:
             if idempotency is None:  # else a repeated call completes what was begun
                 await self._take_back(admitted)
@@ -93,7 +96,13 @@ class Intake:
         return await self.store.claim_key(tenant, idempotency.route, digest, idempotency.fingerprint, job_id)
 
     async def _admit(
-        self, draft: Draft, job_id: str, tenant: str, parent: str | None, claimed_before: bool
+        self,
+        draft: Draft,
+        job_id: str,
+        tenant: str,
+        parent: str | None,
+        claimed_before: bool,
+        watch_seconds: float | None,
     ) -> Admitted:
         if claimed_before and await self.store.get(job_id) is not None:
             return Admitted(job_id, is_new=False)
@@ -101,10 +110,12 @@ class Intake:
         with self.telemetry.span(
             request_name(draft.spec), kind="producer", parent=parent, attributes=attributes
         ) as span:
-            await self._write(draft, job_id, tenant, span.traceparent)
+            await self._write(draft, job_id, tenant, span.traceparent, watch_seconds)
         return Admitted(job_id, is_new=True)
 
-    async def _write(self, draft: Draft, job_id: str, tenant: str, traceparent: str | None) -> None:
+    async def _write(
+        self, draft: Draft, job_id: str, tenant: str, traceparent: str | None, watch_seconds: float | None
+    ) -> None:
         ask = draft.ask
         job = NewJob(
             id=job_id,
@@ -116,6 +127,7 @@ class Intake:
             queue_ttl_ms=ask.queue_ttl_ms,
             deadline_ms=ask.deadline_ms,
             attempt_timeout_ms=ask.attempt_timeout_ms,
+            watch_ms=None if watch_seconds is None else round(watch_seconds * 1000),
             traceparent=traceparent,
         )
         try:

@@ -30,6 +30,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
         tenant,
         idempotency=Idempotency.of(key, route, await request.body()),
         parent=traceparent_of(request),
+        watch_seconds=gateway.settings.watch_seconds,
     )
     for ask, one in zip(asks, admitted, strict=True):
         gateway.metrics.admitted.labels(ask.model, ask.tier).inc(one.is_new)
