@@ -1,11 +1,12 @@
 """Brings event logs to the clients that watch them.
 
-One task follows the feeds of all lanes that are watched; a feed says which logs grew. Each grown log is read once, from
-where it was read last, and its events go to every reader of it. A reader's queue is bounded: one that does not keep up
-loses its queue, not its events; it reads the log by itself, at its own pace, until it has caught up.
+One task follows the feeds of all lanes that are watched; a feed says which logs grew. All that grew are read in one go,
+each from where it was read last, and its events go to every reader of it. A reader's queue is bounded: one that does
+not keep up loses its queue, not its events; it reads the log by itself, at its own pace, until it has caught up.
 
-    feed: "job 7 grew"  ->  log 7: one range read  ->  reader a: queue  ->  client a
-                                                   ->  reader b: behind: reads the log itself  ->  client b
+    feed: "jobs 7, 9 grew"  ->  one read  ->  log 7  ->  reader a: queue  ->  client a
+                                                     ->  reader b: behind: reads the log itself  ->  client b
+                                          ->  log 9  ->  reader c: queue  ->  client c
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Iterable
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -22,13 +23,14 @@ from api_gateway.errors import GatewayClosing
 from api_gateway.tasks import end
 from infra import keys
 from infra.contracts import Event
-from infra.errors import EventsGone, StoreUnavailable, UnknownJob
+from infra.errors import StoreUnavailable
 from infra.store import JobStore
 
 log = logging.getLogger("millstream.gateway")
 
 FEED_WAIT_SECONDS = 1.0  # also how late a lane that is watched for the first time may join
 READS_AT_ONCE = 16
+LOGS_AT_ONCE = 128  # in one read
 QUEUE_PAGES = 2  # a reader's queue, in pages
 RECHECK_SECONDS = 60.0  # a feed is a hint and is capped: a silent reader looks at its log so often
 PATIENCE_SECONDS = 60.0  # a reader bears a store that does not answer for so long
@@ -263,17 +265,32 @@ class EventHub:
         grown = await self._store.wait_for_events(lanes, timeout=FEED_WAIT_SECONDS)
         new_lanes = set(lanes) - self._lanes_seen
         self._lanes_seen.update(new_lanes)
-        logs = [each for each in self._logs.values() if each.job_id in grown or each.lane in new_lanes]
-        await asyncio.gather(*(self._read_on(each) for each in logs))
+        logs = [self._logs[job_id] for job_id in grown if job_id in self._logs]
+        logs += [each for each in self._logs.values() if each.lane in new_lanes and each.job_id not in grown]
+        await asyncio.gather(*(self._read_on(lane, some) for lane, some in _batches(logs)))
 
-    async def _read_on(self, watched: _Log) -> None:
-        """Reads what a log grew by, for all its readers at once. Readers find out what is wrong when they look."""
-        try:
-            while not watched.is_read_by_all:
+    async def _read_on(self, lane: int, logs: Sequence[_Log]) -> None:
+        """Reads what logs of a lane grew by, for all their readers. Readers find out what is wrong when they look."""
+        while logs := [each for each in logs if not each.is_read_by_all]:
+            asked = {each.job_id: each.position for each in logs}
+            try:
                 async with self._reads:
-                    events = await self._store.events(watched.job_id, after=watched.position, limit=self.page)
-                watched.push(events)
-                if len(events) < self.page:
-                    return
-        except (StoreUnavailable, UnknownJob, EventsGone):
-            watched.leave_behind()
+                    found = await self._store.read_logs(lane, asked, limit=self.page)
+            except StoreUnavailable:
+                found = {}
+            for each in logs:
+                if each.job_id in found:
+                    each.push(found[each.job_id])
+                else:
+                    each.leave_behind()
+            logs = [each for each in logs if len(found.get(each.job_id, ())) >= self.page]
+
+
+def _batches(logs: Iterable[_Log]) -> Iterator[tuple[int, list[_Log]]]:
+    """The logs by lane, at most so many at once."""
+    by_lane = defaultdict[int, list[_Log]](list)
+    for each in logs:
+        by_lane[each.lane].append(each)
+    for lane, its_logs in by_lane.items():
+        for start in range(0, len(its_logs), LOGS_AT_ONCE):
+            yield lane, its_logs[start : start + LOGS_AT_ONCE]

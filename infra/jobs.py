@@ -264,10 +264,18 @@ class RedisJobs:
         arguments: list[Argument] = [limit]
         for job_id, number in after.items():
             arguments += [job_id, number + 1]
-        found = await self._on_lane(lane, "read_logs", arguments) if after else []
-        return {
-            job_id: events_from_script(entries) for job_id, entries in zip(after, found, strict=True) if entries != 0
-        }
+        if not after:
+            return {}
+
+        async def read(*, kept: bool) -> dict[str, list[Event]]:
+            found = await self._on_lane(lane, "read_logs", arguments, kept=kept)
+            logs = zip(after, found, strict=True)
+            return {job_id: events_from_script(entries) for job_id, entries in logs if entries != 0}
+
+        logs = await read(kept=False)
+        if self._durability.needs_proof and any(events and events[-1].is_last for events in logs.values()):
+            return await read(kept=True)  # as in `events`
+        return logs
 
     # --- waiting ---
 
@@ -289,6 +297,8 @@ class RedisJobs:
     async def look(self, job_id: str) -> tuple[Job, Place | None] | None:
         lane = keys.lane_of(job_id)
         flat, *place = await self._on_lane(lane, "look", [job_id])
+        if self._durability.needs_proof and Status(pairs(flat).get("status", b"queued").decode()) in TERMINAL:
+            flat, *place = await self._on_lane(lane, "look", [job_id], kept=True)
         if not flat:
             return None
         job = job_from(pairs(flat), lane)

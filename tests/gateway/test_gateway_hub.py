@@ -24,6 +24,7 @@ from tests.gateway.scripted import FaultyStore, until
 
 PAGE = 4
 LONG_SECONDS = 20.0
+READS = {"events", "read_logs"}
 
 
 class Counting:
@@ -113,14 +114,55 @@ async def test_one_read_serves_all_readers_of_a_log() -> None:
         await until(lambda: hub.num_readers == 50)
         await until(lambda: counting.calls["events"] >= 50)  # each looked once for itself
         await asyncio.sleep(0.05)
-        before = counting.calls["events"]
+        before = counting.calls["events"] + counting.calls["read_logs"]
         for _ in range(20):
             await write(store, claim)
             await asyncio.sleep(0.01)
         await end(store, claim)
         for reader in readers:
             assert_complete(await reader)
-        assert counting.calls["events"] - before <= 2 * 21
+        assert counting.calls["events"] + counting.calls["read_logs"] - before <= 2 * 21
+
+
+async def test_logs_that_grow_together_are_read_together() -> None:
+    """64 jobs of one batch: as many reads as flushes, and not 64 times as many."""
+    counting = Counting(MemoryJobs())
+    store: Any = counting
+    claims = [await started(store) for _ in range(64)]
+    lane = claims[0].job.lane
+    async with hub_over(store) as hub:
+        readers = [asyncio.create_task(read_all(hub, claim.job.id)) for claim in claims]
+        await until(lambda: hub.num_readers == 64)
+        await until(lambda: counting.calls["events"] >= 64)
+        await asyncio.sleep(0.05)
+        before = counting.calls["events"] + counting.calls["read_logs"]
+        for _ in range(20):
+            body = EventBody(deltas=[ChoiceDelta(index=0, text="x")])
+            await store.publish(lane, [Publication(hold=claim.hold, events=[body]) for claim in claims])
+            await asyncio.sleep(0.01)
+        assert counting.calls["events"] + counting.calls["read_logs"] - before <= 20
+        for claim in claims:
+            await end(store, claim)
+        for reader in readers:
+            assert_complete(await reader)
+
+
+async def test_a_log_that_cannot_be_read_does_not_hold_up_the_others() -> None:
+    store: Any = MemoryJobs()
+    gone, claim = await started(store), await started(store)
+    async with hub_over(store) as hub:
+        with hub.follow(gone.job.id) as reader:
+            assert len(await reader.next(timeout=LONG_SECONDS)) == 2
+            following = asyncio.create_task(read_all(hub, claim.job.id))
+            await until(lambda: hub.num_readers == 2)
+            await asyncio.sleep(0.05)
+            await end(store, gone)
+            await store.delete(gone.job.id)
+            await end(store, claim)
+            assert_complete(await following)
+            with pytest.raises(UnknownJob):
+                while True:
+                    await reader.next(timeout=LONG_SECONDS)
 
 
 async def test_random_readers_of_random_logs() -> None:
@@ -161,11 +203,11 @@ async def test_faults_of_the_store_lose_nothing(monkeypatch: pytest.MonkeyPatch)
     async with hub_over(store) as hub:
         readers = [asyncio.create_task(read_all(hub, claim.job.id)) for _ in range(3)]
         for turn in range(12):
-            faulty.refused = [{"events"}, {"wait_for_events"}, {"events", "wait_for_events"}, set[str]()][turn % 4]
+            faulty.refused = [READS, {"wait_for_events"}, READS | {"wait_for_events"}, set[str]()][turn % 4]
             await write(store, claim, 2)
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)
-        faulty.refused = {"events"}
+        faulty.refused = READS
         await end(store, claim)  # the last hint comes while the log cannot be read
         await asyncio.sleep(0.05)
         faulty.refused = set()

@@ -87,7 +87,8 @@ async def test_replicated_waits_for_replicas_and_says_so_without(
     with pytest.raises(StoreUnavailable, match="1 replicas, only on 0"):
         await submitted(jobs, lane)
     assert await jobs.commit(claim.hold, success())  # the worker need not wait: whoever tells of it does
-    for read in (jobs.get, jobs.events):
+    reads = (jobs.get, jobs.look, jobs.events, lambda job_id: jobs.read_logs(lane, {job_id: -1}, limit=10))
+    for read in reads:
         with pytest.raises(StoreUnavailable):
             await read(job_id)
     replica.start()
@@ -95,6 +96,8 @@ async def test_replicated_waits_for_replicas_and_says_so_without(
     job = await jobs.get(job_id)
     assert job is not None and job.status is Status.SUCCEEDED
     assert (await jobs.events(job_id))[-1].is_last
+    assert (await jobs.read_logs(lane, {job_id: -1}, limit=10))[job_id] == await jobs.events(job_id)
+    assert await jobs.look(job_id) == (job, None)
     await jobs.close()
 
 
