@@ -24,7 +24,7 @@ async def power_loss(yard: Yard) -> Record:
     record = Record(promise="`fsync` survives power loss", fault="cut the append-only file at the last synced byte")
     fast = Record(promise="", fault="")
     fast_ms, forgotten = await _one(yard, "fast", fast, rounds=yard.size(1, 3))
-    fsync_ms, lost = await _one(yard, "fsync", record, rounds=yard.size(2, 10))
+    fsync_ms, lost = await _one(yard, "fsync", record, rounds=yard.size(1, 10))
     record.lost += lost
     record.figures = {
         "acknowledged but lost": lost,
@@ -67,7 +67,8 @@ async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[f
 async def failover(yard: Yard) -> Record:
     record = Record(promise="failover", fault="Sentinel: SIGKILL the primary under load")
     fast = Record(promise="", fault="")
-    await _failover(yard, "fast", fast)
+    if not yard.short:
+        await _failover(yard, "fast", fast)
     lost = await _failover(yard, "replicated", record)
     record.lost += lost
     record.jobs += fast.jobs

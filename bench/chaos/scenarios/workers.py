@@ -50,7 +50,7 @@ async def kills(yard: Yard) -> Record:
         killing = asyncio.create_task(keep_killing())
         try:
             await ledger.submit_many(asks.mixed(yard.size(300, 10_000)), page=100)
-            while num_kills < yard.size(4, 20):
+            while num_kills < yard.size(3, 20):
                 if killing.done():
                     killing.result()
                 await ledger.submit_many(asks.mixed(20), page=20)
@@ -140,7 +140,7 @@ async def recovery(yard: Yard) -> Record:
 
 async def long_step(yard: Yard) -> Record:
     record = Record(promise="live lease never stolen", fault="one step of the engine longer than many leases")
-    step_seconds = 60.0 if not yard.short else 3 * LEASE_SECONDS
+    step_seconds = 60.0 if not yard.short else 2 * LEASE_SECONDS
     async with yard.site() as site:
         await site.gateway()
         slow = await site.worker(engine={"fake_seconds_per_step": step_seconds})
