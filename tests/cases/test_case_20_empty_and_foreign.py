@@ -111,13 +111,15 @@ async def test_over_http_beside_running_requests(service: Callable[..., Any]) ->
     served = await service(lambda: LLM("fake", config))
     running = await served.client.post("/v1/jobs", json={"model": "fake", "input": "go on", "params": {
         "max_tokens": 200, "seed": 1}})  # fmt: skip
-    for prompt in ("", [], [""], ["x", ""], [[]], [[1], []], [-1], [VOCAB_SIZE], [[1], [-1]], [2**70], [1.5], [True],
-                   [None], ["x", 1], {}, None):  # fmt: skip
+    prompts: list[Any] = ["", [], [""], ["x", ""], [[]], [[1], []], [-1], [VOCAB_SIZE], [[1], [-1]], [2**70], [1.5],
+                          [True], [None], ["x", 1], {}, None]  # fmt: skip
+    for prompt in prompts:
         status, answer = await served.post("completions", {"prompt": prompt, "max_tokens": 1})
         assert status == 400 and answer["error"]["param"].startswith("prompt"), (prompt, answer)
         status, answer = await served.post("jobs", {"input": prompt, "params": {"max_tokens": 1}})
         assert status == 400 and answer["error"]["param"].startswith("input"), (prompt, answer)
-    for messages in ([], None, {}, "", [{}], [None], [{"role": "user", "content": None}], [{"role": "user"}]):
+    conversations: list[Any] = [[], None, {}, "", [{}], [None], [{"role": "user", "content": None}], [{"role": "user"}]]
+    for messages in conversations:
         status, answer = await served.post("chat/completions", {"messages": messages, "max_tokens": 1})
         assert status == 400 and answer["error"]["param"].startswith("messages"), (messages, answer)
     for name, value in (("logit_bias", {str(VOCAB_SIZE): 1}), ("logit_bias", {"-1": 1}), ("stop", ""), ("stop", [""]),

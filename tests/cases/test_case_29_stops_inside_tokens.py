@@ -114,14 +114,18 @@ def test_the_prompt_is_no_part_of_a_stop() -> None:
 
 
 def test_a_stop_over_the_last_token_outweighs_the_length(trial: Callable[..., Trial], tiny: LoadedModel) -> None:
+    """Over every length at which the last two characters are new: there are such ones, and each ends by the stop."""
     engine = trial()
-    free = engine.ask(prompt_of(9), max_tokens=12, logit_bias=wordy(tiny)).choices[0]
-    last = engine.loaded.tokenizer.decode(free.token_ids[-1:])
-    before = free.text[: -len(last)]
-    stop = free.text[-(len(last) + 1) :]
-    if stop not in before + last[:-1]:
-        choice = engine.ask(prompt_of(9), max_tokens=12, logit_bias=wordy(tiny), stop=[stop]).choices[0]
-        assert (choice.finish_reason, choice.stop_reason, choice.text) == ("stop", stop, free.text[: -len(stop)])
+    num_tried = 0
+    for max_tokens in range(2, 14):
+        free = engine.ask(prompt_of(9), max_tokens=max_tokens, logit_bias=wordy(tiny)).choices[0]
+        stop = free.text[-2:]
+        if free.text.index(stop) + len(stop) == len(free.text):
+            num_tried += 1
+            choice = engine.ask(prompt_of(9), max_tokens=max_tokens, logit_bias=wordy(tiny), stop=[stop]).choices[0]
+            assert (choice.finish_reason, choice.stop_reason, choice.text) == ("stop", stop, free.text[:-2])
+            assert choice.token_ids == free.token_ids
+    assert num_tried >= 2
     engine.assert_all_as_alone()
 
 

@@ -56,14 +56,19 @@ def test_logits_and_tokens_are_those_of_the_safetensors(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["llama", "llama tied", "llama, 9 and 3 heads", "qwen2 tied", "qwen2"])
 def test_the_files_mean_the_same_to_transformers(name: str, tmp_path: Path) -> None:
     """The permutation is not our own invention, undone by ourselves: another reader gets these logits from the file."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    import transformers
+    from transformers import modeling_gguf_pytorch_utils
+
+    auto: Any = transformers.AutoModelForCausalLM
+    reader: Any = modeling_gguf_pytorch_utils
 
     family, overrides = SHAPES[name]
     model = make_tiny_model(tmp_path / "model", family, overrides=overrides)
     ours = converted(model, tmp_path)
-    theirs: Any = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).eval()
-    read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=theirs)["tensors"]
+    theirs: Any = auto.from_config(transformers.AutoConfig.from_pretrained(model)).eval()
+    read = reader.load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=theirs)[
+        "tensors"
+    ]
     missing, unexpected = theirs.load_state_dict(read, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     theirs.tie_weights()
@@ -81,7 +86,7 @@ def test_biases_of_permuted_rows_are_permuted_too(tmp_path: Path) -> None:
     tensors = load_file(path)
     rng = np.random.default_rng(49)
     for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))]:
-        bias = rng.standard_normal(tensors[name].shape[0], dtype=np.float32)
+        bias = rng.standard_normal(tensors[name].shape[:1], dtype=np.float32)
         tensors[name.replace(".weight", ".bias")] = bias
     save_file(tensors, path, metadata={"format": "pt"})
     ours = converted(model, tmp_path)
