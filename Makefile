@@ -19,7 +19,7 @@ setup: $(READY) ## virtual environment with the pinned packages, then the model;
 	$(BIN)/python -m engine.weights.fetch smollm2-135m
 
 $(READY): pyproject.toml constraints.txt
-	@echo "setup: creating $(VENV) with the packages pinned in constraints.txt (about 1.7 GB, 1-3 minutes)"
+	@echo "setup: creating $(VENV) with the packages pinned in constraints.txt (about 2.4 GB, 1-3 minutes)"
 	command -v $(PYTHON) >/dev/null || { echo "setup: there is no $(PYTHON); name one: make PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "setup: Python 3.11 or newer is needed; name one: make PYTHON=/path/to/python3")'
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV) || { echo "setup: python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
