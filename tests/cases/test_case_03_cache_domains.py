@@ -49,6 +49,16 @@ def test_every_pair_of_texts_is_a_domain_of_its_own(texts: list[str]) -> None:
     assert len({_root(*pair) for pair in pairs}) == len(pairs)
 
 
+def test_equal_blocks_behind_other_beginnings_are_not_shared(trial: Callable[..., Trial]) -> None:
+    """A block's KV depends on all before it: the same tokens at the same place are other content."""
+    engine = trial()
+    same = prompt_of(3 * BLOCK)
+    for index in range(3):
+        assert engine.ask([*prompt_of(BLOCK, seed=index + 1), *same], max_tokens=4, logprobs=1).num_cached_tokens == 0
+    assert engine.ask(same, max_tokens=4).num_cached_tokens == 0
+    engine.assert_all_as_alone()
+
+
 def test_a_tenant_is_no_domain(trial: Callable[..., Trial]) -> None:
     """`tenant` is for fairness; whoever keeps tenants apart gives each a salt."""
     engine = trial()
