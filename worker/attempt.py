@@ -117,6 +117,14 @@ class Attempt:
             self._counts_untold = False
         return self._in_flight
 
+    def take_last_publication(self) -> Publication:
+        """What the commit takes along: also with nothing to add, it names the number at which our log must stand.
+
+        A server that failed over may have lost events that it had acknowledged; without the number it would take a
+        whole result for a log that lacks some.
+        """
+        return self.take_publication() or Publication(hold=self.hold, events=[], first_number=self._next_number)
+
     def published(self) -> None:
         """The publication taken last is in the job's log."""
         if self._in_flight is None:

@@ -110,7 +110,7 @@ class LanePublisher:
                 return [publications[0].hold]
         return [hold for publication in publications for hold in await self._written([publication])]
 
-    async def _committed(self, attempt: Attempt, commit: Commit, last: Publication | None) -> bool:
+    async def _committed(self, attempt: Attempt, commit: Commit, last: Publication) -> bool:
         try:
             return await self._store.commit(attempt.hold, commit.outcome, last=last)
         except Conflict as error:
@@ -118,7 +118,7 @@ class LanePublisher:
             return False
 
     async def _commit(self, attempt: Attempt, commit: Commit) -> None:
-        last = attempt.take_publication()
+        last = attempt.take_last_publication()
         is_good = await until_answered(
             lambda: self._committed(attempt, commit, last),
             is_wanted=lambda: not attempt.is_over,

@@ -388,10 +388,23 @@ async def test_a_gap_is_refused_and_nothing_written(store: JobStore, lane: int) 
         await store.publish(lane, [publication(other, delta("a", 1)), gap])
     with pytest.raises(Conflict, match="gap"):
         await store.commit(claim.hold, success(), last=gap)
+    with pytest.raises(Conflict, match="gap"):  # nothing to add, and still the log must be where its holder left it
+        await store.commit(claim.hold, success(), last=publication(claim, first_number=claim.job.num_events + 1))
     assert len(await store.events(job_id)) == len(await store.events(other_id)) == 2
 
 
 # --- ends ---
+
+
+async def test_a_commit_that_adds_nothing_names_where_the_log_stands(store: JobStore, lane: int) -> None:
+    job_id = await submitted(store, lane)
+    claim = await claimed(store, lane)
+    assert await store.publish(lane, [publication(claim, delta("a", 1), first_number=claim.job.num_events)]) == []
+    for _ in range(2):
+        assert await store.commit(
+            claim.hold, success("a", 1), last=publication(claim, first_number=claim.job.num_events + 1)
+        )
+    assert types(await check_log(store, job_id)) == ["queued", "started", "delta", "succeeded"]
 
 
 async def test_commit_ends_a_job_once(store: JobStore, lane: int) -> None:

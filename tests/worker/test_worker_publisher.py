@@ -183,3 +183,15 @@ async def test_a_log_that_lost_events_costs_its_own_attempt_alone(publishing: Pu
     assert set(publishing.refused) == {gone, committed}
     assert await publishing.emitted(gone) == []
     assert await publishing.emitted(other) == [2]
+
+
+async def test_a_commit_with_nothing_to_add_notices_that_the_log_lost_events(publishing: Publishing) -> None:
+    attempt = await publishing.claim()
+    publishing.emit(attempt, 1)
+    await until(lambda: publishing.faults.calls["publish"] == 1 and attempt.take_publication() is None)
+    attempt._next_number += 1  # as if one more had been acknowledged, and lost in a failover
+    attempt.end = Commit(Outcome(status=Status.SUCCEEDED, result=attempt.progress.result))
+    publishing.publisher.touch(attempt)
+    await until(lambda: bool(publishing.refused or publishing.ended))
+    assert (publishing.refused, publishing.ended) == ([attempt], [])
+    assert (await publishing.log(attempt))[-1].type == "job.delta"
