@@ -108,9 +108,10 @@ async def ledger_attempts(ledger: Ledger, job_id: str) -> int:
 async def recovery(yard: Yard) -> Record:
     record = Record(promise="bounded recovery", fault="SIGKILL, from the kill to the next attempt")
     waits: list[float] = []
+    slow = {"fake_seconds_per_step": 0.02}  # so that no job ends before its worker is killed
     async with yard.site() as site:
         await site.gateway()
-        await site.worker()
+        await site.worker(engine=slow)
         ledger = Ledger(site.http, Reference())
         for round_number in range(yard.size(2, 10)):
             ids = [
@@ -119,7 +120,7 @@ async def recovery(yard: Yard) -> Record:
             ]
             await until_tokens(ledger, ids[-1], 10)
             [victim] = site.workers
-            await site.worker()
+            await site.worker(engine=slow)
             killed_at = time.time()
             await victim.kill()
             await ledger.settle(record, seconds=60)
