@@ -126,7 +126,7 @@ def test_interrupted_it_cancels_what_it_started(stack: Stack, tmp_path: Path) ->
     )
     assert process.stderr is not None
     with process.stderr as lines:
-        assert next(lines) == "1 documents\n"
+        assert next(lines) == "1 document\n"
         next(lines)  # its chunks are on their way
         process.send_signal(signal.SIGINT)
         rest = lines.read()
