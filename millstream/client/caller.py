@@ -12,7 +12,7 @@ import httpx
 import msgspec
 
 from api_gateway.schemas.errors import ErrorBody
-from millstream.client.errors import ApiError, CannotConnect
+from millstream.client.errors import ApiError, CannotConnect, ClientClosed
 from millstream.client.retry import delay_after_status, delay_before_retry
 
 Answer = TypeVar("Answer")
@@ -48,7 +48,7 @@ class Caller:
     ) -> Answer:
         """The decoded answer. `wait_seconds` is how long the gateway may take its time beyond the usual.
 
-        Raises CannotConnect, or ApiError with what the gateway said.
+        Raises CannotConnect, ClientClosed, or ApiError with what the gateway said.
         """
         request = self._http.build_request(
             method,
@@ -62,7 +62,7 @@ class Caller:
         while True:
             num_tries += 1
             try:
-                response = self._http.send(request)
+                response = self._opened().send(request)
             except httpx.TransportError as error:
                 delay = delay_before_retry(num_tries)
                 if delay is None:
@@ -79,7 +79,7 @@ class Caller:
     def stream(self, path: str, *, headers: Mapping[str, str]) -> Iterator[httpx.Response]:
         """An answer whose bytes are read as they come; one try. Raises httpx.TransportError where it breaks."""
         timeout = httpx.Timeout(STREAM_READ_SECONDS, connect=CONNECT_SECONDS)
-        with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+        with self._opened().stream("GET", path, headers=headers, timeout=timeout) as response:
             if not response.is_success:
                 response.read()
                 raise error_of(response)
@@ -87,6 +87,12 @@ class Caller:
 
     def close(self) -> None:
         self._http.close()
+
+    def _opened(self) -> httpx.Client:
+        """The connections; a thread that still reads when the client is closed ends with ClientClosed."""
+        if self._http.is_closed:
+            raise ClientClosed
+        return self._http
 
     def _cannot_connect(self, error: httpx.TransportError) -> CannotConnect:
         reason = str(error) or type(error).__name__

@@ -45,3 +45,7 @@ class WaitedTooLong(ClientError):
 
 class NotSucceeded(ClientError):
     """The job or run ended without a result."""
+
+
+class ClientClosed(ClientError):
+    """This client has been closed; open another."""

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.client import retry
 from millstream.client.client import Client
-from millstream.client.errors import ApiError, BrokenStream, CannotConnect, NotSucceeded, WaitedTooLong
+from millstream.client.errors import ApiError, BrokenStream, CannotConnect, ClientClosed, NotSucceeded, WaitedTooLong
 from tests.cli.http_script import Call, Reply, scripted
 
 JOB: dict[str, Any] = {
@@ -236,3 +236,12 @@ def test_a_stream_that_gives_nothing_is_given_up() -> None:
         pytest.raises(BrokenStream, match=r"broke off after number 1 \(store gone\)"),
     ):
         list(client.job("job-1-aaaaaaaa").stream(patience_seconds=0.05))
+
+
+def test_a_closed_client_says_so() -> None:
+    client = Client("http://127.0.0.1:9")
+    client.close()
+    with pytest.raises(ClientClosed, match="closed"):
+        client.models()
+    with pytest.raises(ClientClosed, match="closed"):
+        list(client.job("job-1-abcdefgh").stream())
