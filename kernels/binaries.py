@@ -1,8 +1,10 @@
 """What a compiled kernel asks of a GPU, read from the binary itself.
 
 cubin    `cuobjdump --dump-resource-usage`: registers, stack (what spills or arrays without registers take), static
-         shared memory; Triton's dynamic shared memory is asked for at launch and comes from its metadata
+         shared memory
 hsaco    an ELF file whose note NT_AMDGPU_METADATA is a MessagePack map with the kernel's descriptor
+
+Triton asks for its dynamic shared memory at launch; only its metadata tells how much.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ _METADATA_NOTE = 32
 _BYTES_PER_SPILL = 4
 
 
-def read_hsaco(binary: bytes) -> Resources:
+def read_hsaco(binary: bytes, dynamic_shared_bytes: int) -> Resources:
     """Raises UnreadableBinary."""
     for kind, text in _notes(binary):
         if kind == _METADATA_NOTE:
@@ -64,7 +66,7 @@ def read_hsaco(binary: bytes) -> Resources:
             return Resources(
                 registers=kernel[".vgpr_count"],  # accumulation registers included: one file on this generation
                 spilled_bytes=max(num_spills * _BYTES_PER_SPILL, kernel[".private_segment_fixed_size"]),
-                shared_bytes=kernel[".group_segment_fixed_size"],
+                shared_bytes=kernel[".group_segment_fixed_size"] + dynamic_shared_bytes,
             )
     raise UnreadableBinary
 

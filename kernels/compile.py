@@ -1,4 +1,4 @@
-"""`python -m kernels.compile`: compiles every Triton kernel for every target, without a GPU, and fails where one spills.
+"""`python -m kernels.compile`: compiles every Triton kernel for every target without a GPU; fails where one spills.
 
 The calls of `kernels.calls` run on tensors without memory; instead of launching a kernel, its arguments are noted.
 So what is compiled is what is launched: the same constants, warps and alignments.
@@ -109,7 +109,7 @@ def compile_for(target: Target, launch: Launch) -> Compiled:
     gpu = GPUTarget(target.backend, target.architecture, target.threads_per_warp)
     compiled = triton.compile(source, target=gpu, options=launch.options)
     if target.backend == "hip":
-        return Compiled(read_hsaco(compiled.asm["hsaco"]), compiled.metadata.num_warps)
+        return Compiled(read_hsaco(compiled.asm["hsaco"], compiled.metadata.shared), compiled.metadata.num_warps)
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     return Compiled(read_cubin(compiled.asm["cubin"], compiled.metadata.shared, cuobjdump), compiled.metadata.num_warps)
 

@@ -21,7 +21,7 @@ class Target:
     register_step: int
     shared_bytes: int
     max_programs: int
-    reserved_shared_bytes: int = 0  # of each program
+    reserved_shared_bytes: int = 0  # of each program, where the binary's figure leaves it out
 
     def warps_held(self, resources: Resources, num_warps: int) -> int:
         """How many warps of such programs are resident at once: an estimate of occupancy, against max_warps."""
@@ -40,7 +40,7 @@ class Target:
 KIB = 1024
 TARGETS = (
     Target("sm_80", "cuda", 80, 32, 64, 65536, 8, 164 * KIB, 32, reserved_shared_bytes=KIB),  # A100
-    Target("sm_90", "cuda", 90, 32, 64, 65536, 8, 228 * KIB, 32, reserved_shared_bytes=KIB),  # H100, H200
-    Target("sm_100", "cuda", 100, 32, 64, 65536, 8, 228 * KIB, 32, reserved_shared_bytes=KIB),  # B200
+    Target("sm_90", "cuda", 90, 32, 64, 65536, 8, 228 * KIB, 32),  # H100, H200
+    Target("sm_100", "cuda", 100, 32, 64, 65536, 8, 228 * KIB, 32),  # B200
     Target("gfx942", "hip", "gfx942", 64, 32, 4 * 512 * 64, 8, 64 * KIB, 32),  # MI300: four units of 512 x 64 lanes
 )

@@ -33,12 +33,16 @@ class _Shape:
     tile_keys: int
     long_pairs: int
     num_warps: int  # of a program of a long row
+    short_stages: int  # tiles of keys that are under way at once in a program of a short row
+    long_stages: int
 
 
 def _shape(head_dim: int, dtype: torch.dtype) -> _Shape:
     if dtype == torch.float32:
-        return _Shape(tile_keys=16, long_pairs=16, num_warps=4)
-    return _Shape(tile_keys=32, long_pairs=64, num_warps=4 if head_dim <= 128 else 8)
+        return _Shape(tile_keys=16, long_pairs=16, num_warps=4, short_stages=2, long_stages=2)
+    if head_dim > 128:
+        return _Shape(tile_keys=32, long_pairs=64, num_warps=8, short_stages=2, long_stages=2)
+    return _Shape(tile_keys=32, long_pairs=64, num_warps=4, short_stages=3, long_stages=2)
 
 
 class TritonAttention:
@@ -102,11 +106,17 @@ class TritonAttention:
         }
         tiles, places = self._tiles(group_size, _SHORT_PAIRS, is_short=True)
         if len(tiles):
-            self._attend_short(tiles, places, output, arguments, constants)
+            self._attend_short(tiles, places, output, arguments, constants, shape.short_stages)
         tiles, places = self._tiles(group_size, shape.long_pairs, is_short=False)
         if len(tiles):
             _attend_long[(len(tiles), key_pool.shape[2])](
-                output, places, *arguments, **constants, PAIRS=shape.long_pairs, num_warps=shape.num_warps, num_stages=2
+                output,
+                places,
+                *arguments,
+                **constants,
+                PAIRS=shape.long_pairs,
+                num_warps=shape.num_warps,
+                num_stages=shape.long_stages,
             )
         return output
 
@@ -117,6 +127,7 @@ class TritonAttention:
         output: torch.Tensor,
         arguments: tuple[torch.Tensor | int | float, ...],
         constants: dict[str, int | bool],
+        num_stages: int,
     ) -> None:
         num_splits = triton.cdiv(tiles.max_context_len, SPLIT_LEN)
         kv_heads = constants["KV_HEADS"]
@@ -134,7 +145,7 @@ class TritonAttention:
             PAIRS=_SHORT_PAIRS,
             SPLIT=SPLIT_LEN,
             num_warps=4,
-            num_stages=3,
+            num_stages=num_stages,
         )
         names = ("HEADS", "KV_HEADS", "HEAD_DIM", "DIM_BLOCK", "WINDOW")
         _join_splits[(len(tiles), kv_heads)](

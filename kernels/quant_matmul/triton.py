@@ -39,6 +39,13 @@ def _tile(num_rows: int, dtype: torch.dtype, is_invariant: bool) -> _Tile:
     return _FEW_ROWS if num_rows <= _FEW_ROWS.rows and not is_invariant else _MANY_ROWS
 
 
+def _step(weight: QuantizedWeight, dtype: torch.dtype) -> int:
+    """Inputs of one matrix product: what registers hold without spilling."""
+    if weight.bits == 8:
+        return 32 if dtype == torch.float32 else 64
+    return min(16 if dtype == torch.float32 else 32, weight.group_size // 2)
+
+
 def quant_matmul(x: torch.Tensor, weight: QuantizedWeight, is_invariant: bool = False) -> torch.Tensor:
     """x: [..., in] -> [..., out], in x's dtype. `is_invariant`: a row's result is the same in any batch."""
     num_outputs, num_inputs = weight.shape
@@ -71,7 +78,7 @@ def _launch(x: torch.Tensor, weight: QuantizedWeight, output: torch.Tensor, tile
         BITS=weight.bits,
         GROUP=weight.group_size,
         SPLIT=SPLIT_INPUTS,
-        STEP=64 if weight.bits == 8 else weight.group_size // 2,
+        STEP=_step(weight, x.dtype),
         ROWS=tile.rows,
         COLUMNS=tile.columns,
         IS_SPLIT=is_split,
@@ -183,7 +190,7 @@ def _sum_int4(
     has_column,
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
-    HALF: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -191,15 +198,18 @@ def _sum_int4(
     part = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     column_ptr = values_ptr + column.to(tl.int64)[None, :] * (INPUTS // 2)
     scale_ptr = scales_ptr + column.to(tl.int64)[None, :] * (INPUTS // GROUP)
+    HALF: tl.constexpr = GROUP // 2
     for k in range(start, end, GROUP):
-        i = tl.arange(0, HALF)
-        low_x = tl.load(x_ptr + k + i[None, :], mask=has_row, other=0.0)
-        high_x = tl.load(x_ptr + k + HALF + i[None, :], mask=has_row, other=0.0)
-        packed = tl.load(column_ptr + k // 2 + i[:, None], mask=has_column, other=0)
-        low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
-        high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
-        product = tl.dot(low_x, low, input_precision="ieee")
-        product = tl.dot(high_x, high, product, input_precision="ieee")
+        product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        for first in range(0, HALF, STEP):
+            i = first + tl.arange(0, STEP)
+            low_x = tl.load(x_ptr + k + i[None, :], mask=has_row, other=0.0)
+            high_x = tl.load(x_ptr + k + HALF + i[None, :], mask=has_row, other=0.0)
+            packed = tl.load(column_ptr + k // 2 + i[:, None], mask=has_column, other=0)
+            low = ((packed & 15).to(tl.int8) - 8).to(low_x.dtype)
+            high = ((packed >> 4).to(tl.int8) - 8).to(low_x.dtype)
+            product = tl.dot(low_x, low, product, input_precision="ieee")
+            product = tl.dot(high_x, high, product, input_precision="ieee")
         part += product * tl.load(scale_ptr + k // GROUP, mask=has_column, other=0.0)
     return part
 
