@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Generic, TypeVar
 
 Implementation = TypeVar("Implementation")
@@ -10,14 +12,19 @@ Implementation = TypeVar("Implementation")
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[Implementation]):
-    name: str  # "reference", "torch", later "native" and "triton"
+    name: str  # "reference", "torch" or "triton"
     reason: str
     run: Implementation
 
 
-def the_only_path(run: Implementation, device_type: str, name: str = "reference") -> Choice[Implementation]:
-    """For an op that has no path of its own for this kind of device yet."""
-    return Choice(name, f"{name}: no {_FASTER.get(device_type, 'faster')} path for {device_type} yet", run)
-
-
-_FASTER = {"cpu": "native", "cuda": "Triton"}
+def triton_on_gpu(
+    device_type: str, load: Callable[[], Implementation], otherwise: Implementation, name: str = "reference"
+) -> Choice[Implementation]:
+    """Triton on a GPU, `otherwise` (called `name`) elsewhere. `load` imports the kernels: a process without a GPU never
+    pays for that, nor needs the package.
+    """
+    if device_type != "cuda":
+        return Choice(name, f"{name}: Triton's kernels are for GPUs, not for {device_type}", otherwise)
+    if find_spec("triton") is None:
+        return Choice(name, f"{name}: the device is {device_type}, but the package triton is not installed", otherwise)
+    return Choice("triton", f"triton: the device is {device_type}", load())

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.choice import Choice, the_only_path
+from kernels.choice import Choice, triton_on_gpu
 from kernels.paged_attention.gathered import GatheredAttention
 from kernels.paged_attention.rows import PagedRows
 
@@ -29,4 +29,9 @@ PrepareAttention = Callable[[PagedRows, torch.device, int | None], Attend]  # (r
 
 
 def choose(device: torch.device) -> Choice[PrepareAttention]:
-    return the_only_path(GatheredAttention, device.type, name="torch")
+    def load() -> PrepareAttention:
+        from kernels.paged_attention.triton import TritonAttention
+
+        return TritonAttention
+
+    return triton_on_gpu(device.type, load, GatheredAttention, name="torch")

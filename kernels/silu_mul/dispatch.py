@@ -7,7 +7,7 @@ from typing import Literal
 
 import torch
 
-from kernels.choice import Choice, the_only_path
+from kernels.choice import Choice, triton_on_gpu
 from kernels.silu_mul.reference import gelu_mul, silu_mul
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -17,4 +17,9 @@ _BY_ACTIVATION: dict[Activation, GateMul] = {"silu": silu_mul, "gelu_tanh": gelu
 
 
 def choose(activation: Activation, device: torch.device) -> Choice[GateMul]:
-    return the_only_path(_BY_ACTIVATION[activation], device.type)
+    def load() -> GateMul:
+        from kernels.silu_mul import triton
+
+        return triton.silu_mul if activation == "silu" else triton.gelu_mul
+
+    return triton_on_gpu(device.type, load, _BY_ACTIVATION[activation])

@@ -1,0 +1,1 @@
+"""Moves whole blocks between the pool and host memory."""
