@@ -31,7 +31,7 @@ demo: setup ## summarizes real documents through every part, on an embedded serv
 	@$(BIN)/python -m bench.demo
 
 test: setup ## all tests but the long ones
-	@$(BIN)/python -m pytest -m "not long" $(ARGS)
+	@$(BIN)/python -m pytest -m "not long" -n 2 --dist loadfile $(ARGS)
 
 test-long: setup ## the long tests
 	@$(BIN)/python -m pytest -m long $(ARGS)

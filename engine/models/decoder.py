@@ -20,13 +20,12 @@ from kernels.silu_mul import dispatch as silu_mul
 class Decoder:
     """Weights and the chosen kernels. `choices` says for each op what runs and why."""
 
-    kernels = "torch-1"  # changes whenever the arithmetic does
-
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device
     ) -> None:
         self.config = config
         self.device = device
+        self.kernels = "triton-1" if device.type == "cuda" else "torch-1"  # changes whenever the arithmetic does
         self._weights = weights
         self._rope_tables = [rope_table(kind, max_model_len).to(device) for kind in config.ropes]
         norm, turn, gate = rms_norm.choose(device), rope.choose(device), silu_mul.choose(config.activation, device)

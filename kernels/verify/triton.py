@@ -39,6 +39,6 @@ def _count_accepted(targets_ptr, is_token_ptr, proposals_ptr, starts_ptr, num_ac
         target = tl.load(targets_ptr + drawn, mask=inside, other=0)
         is_token = tl.load(is_token_ptr + drawn, mask=inside, other=0)
         proposal = tl.load(proposals_ptr + start + place, mask=inside, other=0)
-        is_wrong = inside & ((target != proposal) | (is_token == 0))
+        is_wrong = (target != proposal) | (is_token == 0)  # places beyond the last are no smaller than the number
         accepted = tl.minimum(accepted, tl.min(tl.where(is_wrong, place, num_proposals)))
     tl.store(num_accepted_ptr + sequence, accepted)

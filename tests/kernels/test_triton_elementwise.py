@@ -43,6 +43,7 @@ def test_rms_norm_of_a_sum(shape: tuple[int, ...], kind: str) -> None:
     normed, total = rms_norm.add_rms_norm(x, residual, weight, 1e-5)
     expected_normed, expected_total = rms_norm_reference.add_rms_norm(x, residual, weight, 1e-5)
     assert torch.equal(total, expected_total)
+    assert torch.equal(normed, rms_norm.rms_norm(total, weight, 1e-5))  # the rounded sum is what is normed
     assert_near(normed, expected_normed, factor=4)
 
 

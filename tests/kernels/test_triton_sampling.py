@@ -137,6 +137,12 @@ def test_ties_take_the_lower_id() -> None:
     assert sample(logits, [Draw(0), Draw(1), Draw(2)])[0] == [0, 300, 3000]
 
 
+def test_a_large_vocabulary_s_tie_takes_the_lower_id() -> None:
+    logits = torch.zeros(1, 280_000)
+    logits[0, [5 * 2048 + 7, 133 * 2048]] = 1.0  # one place apart in the join: 128 chunks
+    assert sample(logits, [Draw()])[0] == [5 * 2048 + 7]
+
+
 def test_penalties_biases_and_forbidden_tokens() -> None:
     logits = values(2, VOCAB)
     top = logits[0].argsort(descending=True).tolist()
