@@ -148,7 +148,7 @@ class Pool:
         return (first_turns + max(0.0, num_awaited - len(taken)) * turn) / len(self.free_in)
 
     def _prompt_seconds(self, tokens: float) -> float:
-        return tokens * (1 - self.sizes.cached_share) * self.pace.seconds_per_prompt_token
+        return self.sizes.expected(Work(tokens)).prompt_tokens * self.pace.seconds_per_prompt_token
 
 
 def pool_of(facts: Facts, *, num_running: int | None = None, with_max_workers: bool = False) -> Pool | None:
@@ -174,7 +174,9 @@ def pool_of(facts: Facts, *, num_running: int | None = None, with_max_workers: b
     num_told = sum(worker.num_jobs for worker in facts.workers) - sum(room.num_ended for room in rooms)
     num_untold = max(0, (facts.num_running if num_running is None else num_running) - num_told)
     age = max((worker.age_ms for worker in live), default=0) / 1000
-    free_in = [seconds for room in rooms for seconds in room.free_in]
+    # What is called infeasible must be so: where outputs end at random, seats may come free at once.
+    luck = 1 - sizes.spread if with_max_workers else 1.0
+    free_in = [seconds * luck for room in rooms for seconds in room.free_in]
     free_in += [facts.cold_start_seconds] * (num_cold * cold_seats)
     heapify(free_in)
     for _ in range(num_untold):
@@ -187,9 +189,9 @@ def pool_of(facts: Facts, *, num_running: int | None = None, with_max_workers: b
         sizes=sizes,
         num_workers=num_workers,
         free_in=tuple(sorted(free_in)),
-        spread=0.0 if num_cold else sizes.spread,
+        spread=0.0 if num_cold or with_max_workers else sizes.spread,
         batch=batch,
-        pending_seconds=prompt_tokens * (1 - sizes.cached_share) * pace.seconds_per_prompt_token / num_workers,
+        pending_seconds=sizes.expected(Work(prompt_tokens)).prompt_tokens * pace.seconds_per_prompt_token / num_workers,
     )
 
 
@@ -209,7 +211,8 @@ def _room(worker: WorkerRecord, pace: Pace, sizes: Sizes, typical: Work, waiting
     batch = min(taken + num_free, taken + waiting)
     each = sizes.output_share * token_seconds(pace, batch)
     left = [max(0.0, tokens * each - age) for tokens in worker.remaining]
-    computed_since = age / pace.seconds_per_prompt_token if pace.seconds_per_prompt_token else worker.prompt_tokens
+    each_prompt_token = sizes.expected(Work(1)).prompt_tokens * pace.seconds_per_prompt_token
+    computed_since = age / each_prompt_token if each_prompt_token else worker.prompt_tokens
     return _Room(
         free_in=[0.0] * num_free + left,
         batch=batch,
@@ -267,11 +270,12 @@ def backlog_seconds(facts: Facts) -> float:
         each = UNMEASURED_JOB_SECONDS
         return max(LEAST_BACKLOG_SECONDS, each * (facts.num_waiting + facts.num_running + facts.num_unfed))
     batch = _seats(pace, typical or Work(), pace.kv_tokens)
-    per_output_token = sizes.output_share * token_seconds(pace, batch) / batch
-    per_prompt_token = (1 - sizes.cached_share) * pace.seconds_per_prompt_token
 
     def seconds(work: Work) -> float:
-        return work.prompt_tokens * per_prompt_token + work.output_tokens * per_output_token
+        work = sizes.expected(work)
+        return (
+            work.prompt_tokens * pace.seconds_per_prompt_token + work.output_tokens * token_seconds(pace, batch) / batch
+        )
 
     told = Work(sum(one.prompt_tokens for one in facts.workers), sum(sum(one.remaining) for one in facts.workers))
     untold = max(0, facts.num_running - sum(worker.num_jobs for worker in facts.workers)) + facts.num_unfed
@@ -299,8 +303,7 @@ def _typical(facts: Facts) -> Work | None:
     """What a job asks for, on average over those that wait, else over those that finished lately; None: unknown."""
     if facts.num_waiting:
         return facts.waiting_work.times(1 / facts.num_waiting)
-    sizes = facts.sizes
-    return Work(sizes.prompt / sizes.jobs, sizes.asked / sizes.jobs) if sizes.jobs else None
+    return facts.sizes.mean
 
 
 def _seats(pace: Pace, typical: Work, kv_tokens: float, *, at_least: bool = True) -> int:

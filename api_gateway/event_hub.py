@@ -31,6 +31,8 @@ log = logging.getLogger("millstream.gateway")
 FEED_WAIT_SECONDS = 1.0  # also how late a lane that is watched for the first time may join
 READS_AT_ONCE = 16
 LOGS_AT_ONCE = 128  # in one read
+CROWD = 32  # logs that grow together: then the feeds are followed less often, and each read brings more
+CROWD_PAUSE_SECONDS = 0.05
 QUEUE_PAGES = 2  # a reader's queue, in pages
 RECHECK_SECONDS = 60.0  # a feed is a hint and is capped: a silent reader looks at its log so often
 PATIENCE_SECONDS = 60.0  # a reader bears a store that does not answer for so long
@@ -268,6 +270,8 @@ class EventHub:
         logs = [self._logs[job_id] for job_id in grown if job_id in self._logs]
         logs += [each for each in self._logs.values() if each.lane in new_lanes and each.job_id not in grown]
         await asyncio.gather(*(self._read_on(lane, some) for lane, some in _batches(logs)))
+        if len(logs) >= CROWD:
+            await asyncio.sleep(CROWD_PAUSE_SECONDS)
 
     async def _read_on(self, lane: int, logs: Sequence[_Log]) -> None:
         """Reads what logs of a lane grew by, for all their readers. Readers find out what is wrong when they look."""

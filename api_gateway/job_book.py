@@ -88,10 +88,9 @@ class JobBook:
             return None
         facts = await self.outlook.facts(job.spec.model)
         wait_seconds = await self.outlook.eta_seconds(job, place)
-        ahead_tokens = place.ahead.prompt_tokens + place.ahead.output_tokens * facts.sizes.output_share
         return QueueView(
             position=place.position,
-            ahead_tokens=round(ahead_tokens),
+            ahead_tokens=round(facts.sizes.expected(place.ahead).tokens),
             eta_seconds=None if wait_seconds is None else round(wait_seconds, 3),
         )
 

@@ -421,6 +421,7 @@ class MemoryLane:
                 cached=outcome.usage.cached_tokens,
                 output=outcome.usage.completion_tokens,
                 asked=min(record.new.spec.output_tokens, job.cost_tokens),
+                prompt_thought=job.cost_tokens - min(record.new.spec.output_tokens, job.cost_tokens),
             )
         body = EventBody(attempt=job.attempt, usage=outcome.usage, error=outcome.error)
         event = self._append(record, f"job.{outcome.status}", body, now_ms)

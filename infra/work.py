@@ -47,12 +47,13 @@ class Sizes:
     output_squared: int = 0
     output_by_asked: int = 0
     asked_squared: int = 0
+    prompt_thought: int = 0  # prompt tokens that they were admitted for: often a guess
 
-    def note(self, *, prompt: int, cached: int, output: int, asked: int) -> None:
+    def note(self, *, prompt: int, cached: int, output: int, asked: int, prompt_thought: int) -> None:
         if asked == 0:
             return
         output = min(output, asked)
-        new = (1, prompt, cached, output, asked, output * output, output * asked, asked * asked)
+        new = (1, prompt, cached, output, asked, output * output, output * asked, asked * asked, prompt_thought)
         is_full = self.jobs >= MAX_JOBS
         for field, value in zip(fields(self), new, strict=True):
             known: int = getattr(self, field.name)
@@ -65,6 +66,11 @@ class Sizes:
     def output_share(self) -> float:
         """Tokens drawn of those asked for; 1 while nothing is known."""
         return self.output / self.asked if self.asked else 1.0
+
+    @property
+    def prompt_share(self) -> float:
+        """Prompt tokens that there were of those that jobs were admitted for; 1 while nothing is known."""
+        return self.prompt / self.prompt_thought if self.prompt_thought else 1.0
 
     @property
     def cached_share(self) -> float:
@@ -82,8 +88,13 @@ class Sizes:
 
     @property
     def mean(self) -> Work | None:
-        """A typical finished job, by what it drew; None while there is none."""
-        return Work(self.prompt / self.jobs, self.output / self.jobs) if self.jobs else None
+        """A typical finished job, by what it was admitted for; None while there is none."""
+        return Work(self.prompt_thought / self.jobs, self.asked / self.jobs) if self.jobs else None
+
+    def expected(self, work: Work) -> Work:
+        """What comes of work that was admitted: prompt tokens that are computed, output tokens that are drawn."""
+        prompt_tokens = work.prompt_tokens * self.prompt_share * (1 - self.cached_share)
+        return Work(prompt_tokens, work.output_tokens * self.output_share)
 
 
 def as_lua() -> str:

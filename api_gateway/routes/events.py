@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from litestar import Response, get
@@ -31,8 +32,16 @@ async def job_events(job_id: FromPath[str], request: AnyRequest, starting_after:
     after = _last_event_id(request.headers.get("last-event-id"), starting_after)
     if job.status in TERMINAL and after >= job.num_events - 1:
         return Response(None, status_code=204)  # tells a browser to stop coming back
-    first = await _first_events(request, job, after)
-    return EventStream(_frames(request, job, after, first), gauge=gateway.metrics.event_streams_open.track_inprogress())
+    frames = _frames(request, job, after)
+    first = await anext(frames, b"")  # before the answer starts, so that an expired log is a 410 and not a stream
+    return EventStream(_all(first, frames), gauge=gateway.metrics.event_streams_open.track_inprogress())
+
+
+async def _all(first: bytes, rest: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(rest):
+        yield first
+        async for piece in rest:
+            yield piece
 
 
 def _last_event_id(header: str | None, starting_after: int) -> int:
@@ -44,32 +53,22 @@ def _last_event_id(header: str | None, starting_after: int) -> int:
     return int(header)
 
 
-async def _first_events(request: AnyRequest, job: Job, after: int) -> list[Event]:
-    """What is there already, read before the answer starts, so that an expired log is a 410 and not a stream."""
-    gateway = gateway_of(request)
+async def _frames(request: AnyRequest, job: Job, after: int) -> AsyncGenerator[bytes, None]:
+    """First what is there already, perhaps nothing. Raises EventsGone only before that."""
+    gateway, is_first = gateway_of(request), True
     try:
-        return await gateway.store.events(job.id, after=after, limit=gateway.settings.event_page)
-    except EventsGone:
-        raise EventsGone(f"the event log of {job.id} has expired; its result is at GET /v1/jobs/{job.id}") from None
-
-
-async def _frames(request: AnyRequest, job: Job, after: int, first: list[Event]) -> AsyncGenerator[bytes, None]:
-    gateway = gateway_of(request)
-    if first:
-        yield b"".join(map(_frame, first))
-    if first and first[-1].is_last:
-        return
-    position = first[-1].sequence_number if first else after
-    try:
-        with gateway.hub.follow(job.id, after=position, ends_early=True) as reader:
-            while True:
+        with gateway.hub.follow(job.id, after=after, ends_early=True) as reader:
+            events = await reader.next(timeout=0.0)
+            yield b"".join(map(_frame, events))
+            is_first = False
+            while not (events and events[-1].is_last):
                 events = await reader.next(timeout=gateway.settings.keepalive_seconds)
                 yield b"".join(map(_frame, events)) or KEEPALIVE
-                if events and events[-1].is_last:
-                    return
     except GatewayClosing:
         return  # the client comes back, to another gateway, and goes on from its last event
     except MillstreamError as error:
+        if is_first and isinstance(error, EventsGone):
+            raise EventsGone(f"the event log of {job.id} has expired; its result is at GET /v1/jobs/{job.id}") from None
         yield frame(ErrorBody(error=detail_of(error)), event="error")
 
 

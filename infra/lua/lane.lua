@@ -91,7 +91,7 @@ local function note_size(job, fields)
   if asked == 0 then return end
   local output = math.min(tonumber(fields.completion_tokens), asked)
   local new = { 1, tonumber(fields.prompt_tokens), tonumber(fields.cached_tokens), output, asked,
-    output * output, output * asked, asked * asked }
+    output * output, output * asked, asked * asked, job.cost_tokens - asked }
   local sums, values = redis.call('HMGET', STATE, unpack(SIZES)), {}
   local is_full = (tonumber(sums[1]) or 0) >= MAX_SIZES
   for i, name in ipairs(SIZES) do

@@ -206,7 +206,9 @@ paces = st.builds(
 def sizes(draw: st.DrawFn) -> Sizes:
     found = Sizes()
     for asked, output, prompt in draw(st.lists(st.tuples(st.integers(1, 500), amounts, amounts), max_size=6)):
-        found.note(prompt=prompt, cached=draw(st.integers(0, prompt)), output=output, asked=asked)
+        found.note(
+            prompt=prompt, cached=draw(st.integers(0, prompt)), output=output, asked=asked, prompt_thought=draw(amounts)
+        )
     return found
 
 

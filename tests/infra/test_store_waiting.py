@@ -137,7 +137,7 @@ async def test_a_place_counts_the_first_ahead_and_averages_the_rest(store: JobSt
 async def finish(
     store: JobStore, lane: int, *, output: int, prompt: int = 4, status: Status = Status.SUCCEEDED
 ) -> None:
-    job = new_job(lane, cost_tokens=prompt + OUTPUT)
+    job = new_job(lane, cost_tokens=prompt // 2 + OUTPUT)  # the prompt turns out to be twice as long as thought
     assert await store.submit(job)
     claim = await claimed(store, lane)
     usage = Usage(prompt_tokens=prompt, completion_tokens=output, cached_tokens=prompt // 2)
@@ -150,8 +150,9 @@ async def test_sizes_are_those_of_jobs_that_succeeded(store: JobStore, lane: int
     await finish(store, lane, output=1, status=Status.FAILED)
     await store.cancel(await submitted(store, lane))
     sizes = (await store.load(lane)).sizes
-    assert sizes == Sizes(3, 12, 6, 18, 24, 64 + 16 + 36, 8 * 18, 3 * 64)
-    assert (sizes.output_share, sizes.cached_share, sizes.mean) == (0.75, 0.5, Work(4, 6))
+    assert sizes == Sizes(3, 12, 6, 18, 24, 64 + 16 + 36, 8 * 18, 3 * 64, 3 * 2)
+    assert (sizes.output_share, sizes.cached_share, sizes.prompt_share, sizes.mean) == (0.75, 0.5, 2.0, Work(2, 8))
+    assert sizes.expected(Work(100, 100)) == Work(100, 75)
     assert sizes.spread == pytest.approx((2 * 2 + 2 * 2) / (3 * 6 * 6))
 
 
