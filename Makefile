@@ -58,7 +58,12 @@ define later
 	@echo "$@: not built yet; see the open work on $(1) in CHANGELOG.md" >&2; exit 1
 endef
 
-bench: ; $(call later,benchmarks)
+bench: setup ## the engine's figures: claims, exactness, sampler, a workload
+	@$(BIN)/python -m bench.run
+	$(BIN)/python -m bench.claims
+	$(BIN)/python -m bench.sampler
+	$(BIN)/python -m bench.exactness
+
 bench-peers: ; $(call later,speed)
 
 kernels-compile: setup ## every Triton kernel for sm_80, sm_90, sm_100 and gfx942, without a GPU; fails where registers spill
