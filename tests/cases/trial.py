@@ -108,7 +108,8 @@ class Trial:
         invariants.outputs_equal_alone(self.output(request_id), alone(self.loaded, prompt, **params))
 
 
-_alone: dict[tuple[int, str], RequestOutput] = {}
+# By identity, and each entry keeps its model alive: a freed model's id is soon another's, whose tokens differ.
+_alone: dict[tuple[int, str], tuple[LoadedModel, RequestOutput]] = {}
 
 
 def alone(loaded: LoadedModel, prompt: list[int], **params: Any) -> RequestOutput:
@@ -117,5 +118,5 @@ def alone(loaded: LoadedModel, prompt: list[int], **params: Any) -> RequestOutpu
     if key not in _alone:
         trial = Trial(loaded, num_kv_blocks=512, max_num_batched_tokens=8192, max_num_seqs=128,
                       enable_prefix_caching=False)  # fmt: skip
-        _alone[key] = trial.ask(prompt, **params)
-    return _alone[key]
+        _alone[key] = (loaded, trial.ask(prompt, **params))
+    return _alone[key][1]
