@@ -175,7 +175,7 @@ class Job(Struct):
     tenant: str
     cost_tokens: int
     attempt: int
-    lost_count: int
+    lost_count: int  # leases lost; hand-overs are none
     num_events: int  # the next sequence number
     created_ms: int
     owner: str | None = None
@@ -187,6 +187,8 @@ class Job(Struct):
     retry_of: str | None = None
     outcome: Outcome | None = None
     traceparent: str | None = None
+    stuck_count: int = 0  # of the lost leases, the last in a row by which the job had got no further
+    lost_tokens: int = 0  # tokens published when the last lease was lost
 
 
 EventType = Literal[

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from infra.contracts import Choice, Event, Job, JobError, Result
-
-SUSPECT_LOST_COUNT = 2  # from here on a job runs as the only such job of its worker
-MAX_LOST_COUNT = 3  # here it fails and becomes a dead letter
+from infra.losses import MAX_LOST_COUNT, MAX_STUCK_COUNT
 
 WORKER_LOST = JobError(
     code="worker_lost",
-    message=f"{MAX_LOST_COUNT} workers died or hung while they ran this job; it may be what breaks them. "
-    "Look at the workers' logs, then submit it again as a new job.",
+    message=f"Workers died or hung while they ran this job, {MAX_STUCK_COUNT} in a row without getting further "
+    f"(or {MAX_LOST_COUNT} in all); it may be what breaks them. Look at their logs, then submit it again as a new job.",
 )
 ATTEMPT_TIMEOUT = JobError(
     code="attempt_timeout",
@@ -59,7 +57,4 @@ def as_lua() -> str:
     def table(error: JobError) -> str:
         return f'{{code="{error.code}", message="{error.message}"}}'
 
-    return (
-        f"local SUSPECT_LOST_COUNT = {SUSPECT_LOST_COUNT}\nlocal MAX_LOST_COUNT = {MAX_LOST_COUNT}\n"
-        f"local WORKER_LOST = {table(WORKER_LOST)}\nlocal ATTEMPT_TIMEOUT = {table(ATTEMPT_TIMEOUT)}\n"
-    )
+    return f"local WORKER_LOST = {table(WORKER_LOST)}\nlocal ATTEMPT_TIMEOUT = {table(ATTEMPT_TIMEOUT)}\n"

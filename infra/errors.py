@@ -75,6 +75,14 @@ class QueueFull(MillstreamError):
     retryable = True
 
 
+class SuspectWaits(MillstreamError):
+    """A job that may kill workers waits for one that runs nothing: let what runs end, and claim again then."""
+
+    status = 409
+    code = "suspect_waits"
+    retryable = True
+
+
 class StoreUnavailable(MillstreamError):
     """The store refuses writes or cannot be reached; nothing was recorded, try again shortly."""
 

@@ -96,6 +96,8 @@ def job_from(fields: Mapping[str, bytes], lane: int) -> Job:
         retry_of=text("retry_of"),
         outcome=_outcome_from(fields, status) if status in TERMINAL else None,
         traceparent=text("traceparent"),
+        stuck_count=number("stuck_count") or 0,
+        lost_tokens=number("lost_tokens") or 0,
     )
 
 

@@ -20,7 +20,15 @@ from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, 
 from infra.contracts import EventBody as Body
 from infra.durability import Durability
 from infra.endings import result_of
-from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, StoreUnavailable, UnknownJob
+from infra.errors import (
+    Conflict,
+    EventsGone,
+    IdempotencyMismatch,
+    QueueFull,
+    StoreUnavailable,
+    SuspectWaits,
+    UnknownJob,
+)
 from infra.job_hash import (
     arguments_of,
     events_from,
@@ -165,9 +173,9 @@ class RedisJobs:
         return page
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", suspects: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
         free = "" if free_tokens is None else free_tokens
-        arguments: list[Argument] = [owner, free, _ms(lease_seconds), profile, int(suspects)]
+        arguments: list[Argument] = [owner, free, _ms(lease_seconds), profile, int(alone)]
         while True:
             # Not repeated: a claim whose reply was lost has a lease that lapses.
             _, found, *fields = await self._on_lane(lane, "claim", arguments, repeat=False)
@@ -175,6 +183,8 @@ class RedisJobs:
                 return None
             if found == 2:
                 break
+            if found == 3:
+                raise SuspectWaits
         job = job_from(pairs(fields), lane)
         history = await self._log(job.id, job.num_events - 1) if job.attempt > 1 else []
         return Claim(job=job, history=history)

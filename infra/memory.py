@@ -170,9 +170,9 @@ class MemoryJobs:
             return page
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", suspects: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
         def claim(lane: MemoryLane, now_ms: int) -> Claim | None:
-            record = lane.claim(owner, free_tokens, _ms(lease_seconds), profile, suspects, now_ms)
+            record = lane.claim(owner, free_tokens, _ms(lease_seconds), profile, alone, now_ms)
             if record is None:
                 return None
             # Without this claim's own `job.started` and, after a lost lease, with the `job.requeued` before it.

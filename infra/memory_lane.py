@@ -32,14 +32,13 @@ from infra.contracts import (
 )
 from infra.endings import (
     ATTEMPT_TIMEOUT,
-    MAX_LOST_COUNT,
-    SUSPECT_LOST_COUNT,
     WORKER_LOST,
     expiry_of,
     is_wanted,
     result_of,
 )
-from infra.errors import Conflict, QueueFull
+from infra.errors import Conflict, QueueFull, SuspectWaits
+from infra.losses import MAKE_ROOM_MS, Losses
 from infra.settings import QueueSettings
 from infra.states import TERMINAL, Change, Status, after, change_to
 from infra.store import PLACE_LOOKS, LaneLoad, Place, Sweep
@@ -96,6 +95,8 @@ class MemoryLane:
     outbox: dict[str, int] = field(default_factory=dict)
     notices: dict[str, Notice] = field(default_factory=dict)
     service: Service = field(default_factory=Service)
+    room_owner: str = ""  # the worker that was asked to make room for a suspect
+    room_until_ms: int = 0  # and how long nobody else is
     paused: bool = False
     arrivals: int = 0
     feed: Tail = field(default_factory=Tail)  # ids of jobs whose logs grew
@@ -184,7 +185,7 @@ class MemoryLane:
         self.control.append("")
         return True
 
-    def claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, suspects: bool,
+    def claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, alone: bool,
               now_ms: int) -> Record | None:  # fmt: skip
         if self.paused:
             return None
@@ -193,8 +194,9 @@ class MemoryLane:
             return free_tokens is None or record.job.cost_tokens <= free_tokens
 
         for record in self._ripe(now_ms):
-            lost = record.job.status is Status.RUNNING
-            if record.job.lost_count + lost >= SUSPECT_LOST_COUNT and not suspects:
+            if self._losses(record).is_suspect and not alone:
+                if self._makes_room(owner, now_ms):
+                    raise SuspectWaits
                 continue
             if fits(record):
                 self._start(record, owner, lease_ms, profile, now_ms)
@@ -363,14 +365,28 @@ class MemoryLane:
 
     def _is_last_lease_lost(self, record: Record, now_ms: int) -> bool:
         job = record.job
-        return (
-            job.status is Status.RUNNING and self.due[job.id] <= now_ms and job.lost_count + 1 >= MAX_LOST_COUNT
-        )  # fmt: skip
+        return job.status is Status.RUNNING and self.due[job.id] <= now_ms and self._losses(record).is_last
+
+    def _losses(self, record: Record) -> Losses:
+        """Of a ripe job: with the lease that a running one has just lost."""
+        losses = Losses.of(record.job)
+        return losses.another(record.usage.completion_tokens) if record.job.status is Status.RUNNING else losses
+
+    def _lose(self, record: Record) -> None:
+        job = record.job
+        job.lost_count, job.stuck_count, job.lost_tokens = self._losses(record)
+
+    def _makes_room(self, owner: str, now_ms: int) -> bool:
+        """Whether this worker is the one to let its jobs end for a suspect's sake."""
+        if self.room_owner != owner and self.room_until_ms > now_ms:
+            return False
+        self.room_owner, self.room_until_ms = owner, now_ms + MAKE_ROOM_MS
+        return True
 
     def _start(self, record: Record, owner: str, lease_ms: int, profile: str, now_ms: int) -> None:
         job = record.job
         if job.status is Status.RUNNING:
-            job.lost_count += 1
+            self._lose(record)
             self._append(record, "job.requeued", EventBody(attempt=job.attempt, reason="lease_lost"), now_ms)
         self._change(record, Change.CLAIM)
         job.attempt += 1
@@ -393,7 +409,7 @@ class MemoryLane:
 
     def _bury(self, record: Record, now_ms: int) -> None:
         """Fails a job that has lost too many workers, as a dead letter."""
-        record.job.lost_count += 1
+        self._lose(record)
         self._end_early(record, Change.FAIL, WORKER_LOST, now_ms)
         self.dead[record.job.id] = now_ms
         kept_ms = round(self.settings.dead_letter_seconds * 1000)

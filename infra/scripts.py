@@ -10,7 +10,7 @@ from typing import Any
 
 import redis
 
-from infra import endings, states, tiers, work
+from infra import endings, losses, states, tiers, work
 from infra.connect import Argument, Server, translated
 from infra.durability import Durability
 from infra.settings import QueueSettings
@@ -40,7 +40,8 @@ def compose(settings: QueueSettings) -> dict[str, bytes]:
     }
     constants = "".join(f"local {name} = {round(seconds * 1000)}\n" for name, seconds in retention.items())
     constants += f"local PLACE_LOOKS = {PLACE_LOOKS}\n"
-    lane = states.as_lua() + tiers.as_lua() + work.as_lua() + endings.as_lua() + constants + _source("lane")
+    tables = "".join(part.as_lua() for part in (states, tiers, work, losses, endings))
+    lane = tables + constants + _source("lane")
 
     def whole(name: str) -> bytes:
         shebang = "#!lua\n" if name in _REFUSED_WITHOUT_MEMORY else "#!lua flags=allow-oom\n"

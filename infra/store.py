@@ -96,13 +96,14 @@ class JobStore(Protocol):
         ...
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", suspects: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
         """Starts the next attempt of the job that should go first: a ripe one of the due clock, else a tier's head.
 
         Takes only a job whose cost fits `free_tokens` (None: an idle worker takes any). Expires what it meets past its
-        time. A lapsed lease raises `lost_count`; at 3 the job fails with `worker_lost` instead of being handed out.
-        Without `suspects`, passes over jobs that would start with a `lost_count` of 2: a worker runs one of those at
-        a time, so that a prompt that kills workers takes no other such job with it.
+        time. A lapsed lease raises `lost_count`; the last one that a job may lose (`infra.losses`) fails it with
+        `worker_lost`. A suspect, which may be what kills workers, goes only to a worker that runs nothing (`alone`),
+        and that worker takes nothing else while it runs. Of the others, one at a time is asked to make room:
+        raises SuspectWaits, as long as the suspect waits.
         A job that was passed over for too long because it did not fit is no longer overtaken: the claim returns None.
         """
         ...

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Callable
 
 from infra.contracts import Claim
-from infra.endings import SUSPECT_LOST_COUNT
-from infra.errors import StoreUnavailable
+from infra.errors import StoreUnavailable, SuspectWaits
+from infra.losses import Losses
 from infra.store import JobStore
 from worker.backoff import Backoff
 from worker.bridge import Bridge
@@ -47,6 +47,7 @@ class Consumer:
         self._bell = bell
         self.lanes: list[int] = []  # of the alias, as read last
         self.is_stopping = False
+        self._suspects_lane: int | None = None  # whose suspect waits until nothing runs here
 
     def stop(self) -> None:
         """Claims nothing more; `claim_until_stopped` returns once the claim under way is answered and taken."""
@@ -87,25 +88,32 @@ class Consumer:
             backoff.reset()
 
     async def _claim(self) -> Claim | None:
-        """A job from the first lane that has one which fits; the lanes take turns at being first."""
+        """A job from the first lane that has one which fits; the lanes take turns at being first.
+
+        A suspect has the worker to itself; where one waits for this worker to make room, nothing else is claimed.
+        """
+        attempts = self._bridge.attempts
+        if any(Losses.of(attempt.job).is_suspect for attempt in attempts.values()):
+            return None
         self.lanes = self.lanes[1:] + self.lanes[:1]
-        for lane in self.lanes:
+        for lane in sorted(self.lanes, key=lambda lane: lane != self._suspects_lane):
             free_tokens = self._free_tokens()
-            if free_tokens == 0:
+            if free_tokens == 0 and lane != self._suspects_lane:
                 return None
-            claim = await self._store.claim(
-                lane,
-                self._owner,
-                free_tokens=free_tokens,
-                lease_seconds=self._lease_seconds,
-                profile=self._profile,
-                suspects=not self._has_suspect,
-            )
+            try:
+                claim = await self._store.claim(
+                    lane,
+                    self._owner,
+                    free_tokens=free_tokens,
+                    lease_seconds=self._lease_seconds,
+                    profile=self._profile,
+                    alone=not attempts,
+                )
+            except SuspectWaits:
+                self._suspects_lane = lane
+                return None
+            if lane == self._suspects_lane:
+                self._suspects_lane = None
             if claim is not None:
                 return claim
         return None
-
-    @property
-    def _has_suspect(self) -> bool:
-        """Whether a job that may be what kills workers runs here; there is to be no second."""
-        return any(attempt.job.lost_count >= SUSPECT_LOST_COUNT for attempt in self._bridge.attempts.values())

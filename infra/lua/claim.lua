@@ -1,21 +1,32 @@
 -- Starts the next attempt of the job that should go first.
--- ARGV: owner, free tokens ('' any), lease (ms), profile, '1' to take suspects.
--- Returns {now, 0} for nothing, {now, 1} to be called again, {now, 2, fields of the record...}.
-local owner, free_tokens, lease_ms, profile, suspects = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], ARGV[5]
+-- ARGV: owner, free tokens ('' any), lease (ms), profile, '1' where the owner runs nothing else.
+-- Returns {now, 0} for nothing, {now, 1} to be called again, {now, 2, fields of the record...}, {now, 3} to make room
+-- for a suspect.
+local owner, free_tokens, lease_ms, profile = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local is_alone = ARGV[5] == '1'
 local PAGE, MAX_LOOKS = 64, 256
 local num_ended = 0
 
-local state = {}
+local state, room_owner = {}, nil
 local flat = redis.call('HGETALL', STATE)
-for i = 1, #flat, 2 do state[flat[i]] = tonumber(flat[i + 1]) end
+for i = 1, #flat, 2 do
+  state[flat[i]] = tonumber(flat[i + 1])
+  if flat[i] == 'room_owner' then room_owner = flat[i + 1] end
+end
 if state.paused == 1 then return { NOW, 0 } end
 
 local function fits(job) return not free_tokens or job.cost_tokens <= free_tokens end
 
+-- Whether this worker is the one to let its jobs end for a suspect's sake.
+local function makes_room()
+  if room_owner ~= owner and (state.room_until_ms or 0) > NOW then return false end
+  redis.call('HSET', STATE, 'room_owner', owner, 'room_until_ms', NOW + MAKE_ROOM_MS)
+  return true
+end
+
 local function start(job)
-  local values = {}
   if job.status == 'running' then
-    job.lost_count = job.lost_count + 1
+    lose(job)
     append(job, 'job.requeued', cmsgpack.pack({ attempt = job.attempt, reason = 'lease_lost' }))
   end
   change(job, 'claim')
@@ -25,8 +36,8 @@ local function start(job)
   set_expiry(job, NOW)
   append(job, 'job.started', cmsgpack.pack({ attempt = job.attempt }))
   if job.attempt == 1 then notify(job, 'job.started') end
-  redis.call('HSET', job_key(job.id), 'status', job.status, 'attempt', job.attempt, 'lost_count', job.lost_count,
-    'num_events', job.num_events, 'owner', owner)
+  redis.call('HSET', job_key(job.id), 'status', job.status, 'attempt', job.attempt, 'num_events',
+    job.num_events, 'owner', owner)
   redis.call('HSETNX', job_key(job.id), 'started_ms', NOW)
   if profile ~= '' then redis.call('HSETNX', job_key(job.id), 'profile', profile) end
   tell_feed()
@@ -55,10 +66,15 @@ while num_looks < MAX_LOOKS do
       bury(job)
       num_ended = num_ended + 1
     else
-      local lost_count = job.lost_count + (job.status == 'running' and 1 or 0)
-      if lost_count < SUSPECT_LOST_COUNT or suspects == '1' then
-        if fits(job) then return start(job) end
-        if NOW - ripe[i + 1] >= PATIENCE_MS then return nothing() end -- not to be overtaken any more
+      if is_suspect(job) and not is_alone then
+        if makes_room() then
+          tell_feed()
+          return { NOW, 3 }
+        end
+      elseif fits(job) then
+        return start(job)
+      elseif NOW - ripe[i + 1] >= PATIENCE_MS then
+        return nothing() -- not to be overtaken any more
       end
       offset = offset + 1
     end

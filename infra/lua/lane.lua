@@ -1,6 +1,6 @@
 -- Shared by every script that works on a lane. Before it come constants written by Python: TRANSITIONS, TERMINAL,
--- TIERS, STRIDES, SIZES, MAX_SIZES, SUSPECT_LOST_COUNT, MAX_LOST_COUNT, WORKER_LOST, ATTEMPT_TIMEOUT and the retention
--- times *_MS.
+-- TIERS, STRIDES, SIZES, MAX_SIZES, SUSPECT_STUCK_COUNT, MAX_STUCK_COUNT, MAX_LOST_COUNT, MAKE_ROOM_MS, WORKER_LOST,
+-- ATTEMPT_TIMEOUT and the retention times *_MS.
 -- KEYS are the lane's own, in the order of `Lane.declared`; keys of single jobs share their slot.
 
 local STREAM, WAITING = {}, {}
@@ -27,7 +27,7 @@ local TEXTS = { 'status', 'tier', 'entry', 'wanted', 'run_item' }
 local NUMBERS = {
   'attempt', 'lost_count', 'num_events', 'cost_tokens', 'created_ms', 'deadline_ms', 'queue_ttl_ms',
   'attempt_timeout_ms', 'committed', 'released', 'prompt_tokens', 'completion_tokens', 'cached_tokens',
-  'output_tokens',
+  'output_tokens', 'stuck_count', 'lost_tokens',
 }
 local FIELDS = {}
 for _, name in ipairs(TEXTS) do FIELDS[#FIELDS + 1] = name end
@@ -200,9 +200,29 @@ local function run_out(job)
   return finish(job, 'expire', nil, nil, {})
 end
 
+-- `losses.Losses` of a ripe job, line by line: with the lease that a running one has just lost.
+local function losses(job)
+  local lost_count, stuck_count, lost_tokens = job.lost_count, job.stuck_count or 0, job.lost_tokens or 0
+  if job.status ~= 'running' then return lost_count, stuck_count, lost_tokens end
+  local is_stuck = job.completion_tokens <= lost_tokens
+  return lost_count + 1, is_stuck and stuck_count + 1 or 1, job.completion_tokens
+end
+
+local function is_suspect(job)
+  local lost_count, stuck_count = losses(job)
+  return stuck_count >= SUSPECT_STUCK_COUNT or lost_count >= MAX_LOST_COUNT - 1
+end
+
+local function lose(job)
+  job.lost_count, job.stuck_count, job.lost_tokens = losses(job)
+  redis.call('HSET', job_key(job.id), 'lost_count', job.lost_count, 'stuck_count', job.stuck_count,
+    'lost_tokens', job.lost_tokens)
+end
+
 -- Fails a job that has lost too many workers, as a dead letter.
 local function bury(job)
-  finish(job, 'fail', nil, WORKER_LOST, { lost_count = job.lost_count + 1 })
+  lose(job)
+  finish(job, 'fail', nil, WORKER_LOST, {})
   redis.call('PEXPIRE', job_key(job.id), DEAD_LETTER_MS)
   redis.call('ZADD', DEAD, NOW, job.id)
   redis.call('ZREMRANGEBYSCORE', DEAD, '-inf', NOW - DEAD_LETTER_MS)
@@ -212,7 +232,8 @@ local function is_past(score) return score and tonumber(score) <= NOW end
 
 -- True for a job whose lapsed lease was the last it may lose.
 local function is_last_lease_lost(job)
-  return job.status == 'running' and job.lost_count + 1 >= MAX_LOST_COUNT
+  local lost_count, stuck_count = losses(job)
+  return job.status == 'running' and (stuck_count >= MAX_STUCK_COUNT or lost_count >= MAX_LOST_COUNT)
 end
 
 -- The number of events that a publication brings to the log, from the `first` one's number ('' for the next).

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from infra.contracts import JobSpec, Kind, NewJob, RunItem
-from infra.endings import MAX_LOST_COUNT
 from infra.jobs import RedisJobs
 from infra.keys import new_job_id
+from infra.losses import MAX_STUCK_COUNT
 from infra.states import Status
 from millstream.cli import main
 
@@ -20,7 +20,7 @@ async def dead_letter(url: str, **spec: object) -> str:
     job_id = new_job_id(lane)
     asked = JobSpec(model="fake", kind=Kind.GENERATE, prompt="kills", params={"seed": 7}, **spec)  # type: ignore[arg-type]
     await store.submit(NewJob(id=job_id, spec=asked, tenant="me", cost_tokens=9))
-    for number in range(MAX_LOST_COUNT):
+    for number in range(MAX_STUCK_COUNT):
         claim = await store.claim(lane, f"worker-{number}", free_tokens=None, lease_seconds=0.001)
         assert claim is not None and claim.job.id == job_id
         await asyncio.sleep(0.01)

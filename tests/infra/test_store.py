@@ -8,8 +8,9 @@ import pytest
 
 from infra import keys
 from infra.contracts import EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
-from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, UnknownJob
+from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, SuspectWaits, UnknownJob
 from infra.jobs import RedisJobs
+from infra.losses import MAX_LOST_COUNT
 from infra.memory import MemoryJobs
 from infra.settings import QueueSettings
 from infra.states import Status
@@ -297,17 +298,53 @@ async def test_three_lost_workers_make_a_dead_letter(store: JobStore, lane: int)
     assert not await store.commit(claim.hold, success())
 
 
-async def test_a_suspect_is_passed_over_on_request(store: JobStore, lane: int) -> None:
+async def test_a_suspect_goes_to_a_worker_that_runs_nothing(store: JobStore, lane: int) -> None:
     suspect = await submitted(store, lane)
     for _ in range(2):
         assert (await claimed(store, lane, lease_seconds=SHORT)).job.id == suspect
         await lapse()
-    other = await submitted(store, lane)
-    claim = await store.claim(lane, "w", free_tokens=None, lease_seconds=LEASE, suspects=False)
-    assert claim is not None and claim.job.id == other
-    assert await store.claim(lane, "w", free_tokens=None, lease_seconds=LEASE, suspects=False) is None
-    claim = await store.claim(lane, "w", free_tokens=None, lease_seconds=LEASE)
-    assert claim is not None and (claim.job.id, claim.job.lost_count) == (suspect, 2)
+    others = [await submitted(store, lane) for _ in range(2)]
+
+    async def claim_beside(owner: str) -> str | None:
+        claim = await store.claim(lane, owner, free_tokens=None, lease_seconds=LEASE, alone=False)
+        return claim and claim.job.id
+
+    for _ in range(2):
+        with pytest.raises(SuspectWaits):  # asked first: to make room, as long as the suspect waits
+            await claim_beside("one")
+    assert [await claim_beside("two"), await claim_beside("two"), await claim_beside("two")] == [*others, None]
+    claim = await claimed(store, lane, "three")
+    assert (claim.job.id, claim.job.lost_count, claim.job.stuck_count) == (suspect, 2, 2)
+    assert await claim_beside("one") is None  # nobody has to make room any more
+
+
+async def test_a_job_that_gets_further_between_losses_is_no_suspect(store: JobStore, lane: int) -> None:
+    job_id = await submitted(store, lane)
+    for number in range(MAX_LOST_COUNT):
+        alone = number == MAX_LOST_COUNT - 1  # whoever lost nine workers has the tenth to itself
+        claim = await store.claim(lane, "w", free_tokens=None, lease_seconds=SHORT, alone=alone)
+        assert claim is not None and (claim.job.id, claim.job.lost_count) == (job_id, number)
+        assert claim.job.stuck_count == min(number, 1)
+        await store.publish(lane, [publication(claim, delta("x", number))])
+        await lapse()
+    assert (await store.sweep(lane)).failed == [job_id]
+    assert await store.dead_letters(lane) == [job_id]
+
+
+async def test_three_losses_in_a_row_without_a_new_token_bury_a_job_that_had_begun_well(
+    store: JobStore, lane: int
+) -> None:
+    job_id = await submitted(store, lane)
+    for number in range(5):
+        claim = await claimed(store, lane, lease_seconds=SHORT)
+        assert (claim.job.id, claim.job.lost_count) == (job_id, number)
+        if number < 3:
+            await store.publish(lane, [publication(claim, delta("x", number))])
+        await lapse()
+    assert await store.claim(lane, "w", free_tokens=None, lease_seconds=LEASE) is None
+    record = await store.get(job_id)
+    assert record is not None and (record.lost_count, record.stuck_count) == (5, 3)
+    assert await store.dead_letters(lane) == [job_id]
 
 
 async def test_a_sweep_buries_what_no_worker_comes_for(store: JobStore, lane: int) -> None:

@@ -140,26 +140,26 @@ class Twins(RuleBasedStateMachine):
 
     @rule(lease_seconds=st.sampled_from([0.0, FAR]))
     def claim_any(self, lease_seconds: float) -> None:
-        self.claim("a", free_tokens=None, lease_seconds=lease_seconds, suspects=True)
+        self.claim("a", free_tokens=None, lease_seconds=lease_seconds, alone=True)
 
     @rule(num=st.integers(1, 3))
     def lose_workers(self, num: int) -> None:
         for _ in range(num):
-            self.claim("a", free_tokens=None, lease_seconds=0.0, suspects=True)
+            self.claim("a", free_tokens=None, lease_seconds=0.0, alone=True)
 
     @rule(
         owner=st.sampled_from(["a", "b"]),
         free_tokens=st.sampled_from([None, None, 0, 5, 50]),
         lease_seconds=st.sampled_from([0.0, FAR]),
-        suspects=st.booleans(),
+        alone=st.booleans(),
     )
-    def claim(self, owner: str, free_tokens: int | None, lease_seconds: float, suspects: bool) -> None:
+    def claim(self, owner: str, free_tokens: int | None, lease_seconds: float, alone: bool) -> None:
         claim = self.both(
             lambda store: store.claim(
-                LANE, owner, free_tokens=free_tokens, lease_seconds=lease_seconds, profile=owner, suspects=suspects
+                LANE, owner, free_tokens=free_tokens, lease_seconds=lease_seconds, profile=owner, alone=alone
             )
         )
-        if claim is not None:
+        if isinstance(claim, Claim):
             self.claims.append(claim)
 
     @precondition(lambda self: self.claims)

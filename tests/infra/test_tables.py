@@ -7,7 +7,7 @@ import itertools
 import pytest
 import redis
 
-from infra import endings, states, tiers
+from infra import endings, losses, states, tiers
 from infra.contracts import Tier
 from infra.scripts import LANE_SCRIPTS, OTHER_SCRIPTS, compose
 from infra.settings import QueueSettings
@@ -41,14 +41,15 @@ def test_ends_are_ends_and_all_can_be_reached() -> None:
 def test_lua_has_the_same_constants(redis_url: str) -> None:
     script = (
         tiers.as_lua()
+        + losses.as_lua()
         + endings.as_lua()
         + "local strides = {} for i, tier in ipairs(TIERS) do strides[i] = STRIDES[tier] end\n"
-        + "return {TIERS, strides, SUSPECT_LOST_COUNT, MAX_LOST_COUNT, WORKER_LOST.code, WORKER_LOST.message, "
-        + "ATTEMPT_TIMEOUT.code, ATTEMPT_TIMEOUT.message}"
+        + "return {TIERS, strides, SUSPECT_STUCK_COUNT, MAX_STUCK_COUNT, MAX_LOST_COUNT, MAKE_ROOM_MS, "
+        + "WORKER_LOST.code, WORKER_LOST.message, ATTEMPT_TIMEOUT.code, ATTEMPT_TIMEOUT.message}"
     )
     with redis.Redis.from_url(redis_url, decode_responses=True) as server:
         assert server.eval(script, 0) == [
-            [str(tier) for tier in Tier], list(tiers.STRIDES.values()), 2, 3,
+            [str(tier) for tier in Tier], list(tiers.STRIDES.values()), 2, 3, 10, 5000,
             endings.WORKER_LOST.code, endings.WORKER_LOST.message,
             endings.ATTEMPT_TIMEOUT.code, endings.ATTEMPT_TIMEOUT.message,
         ]  # fmt: skip
