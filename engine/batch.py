@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from engine.plan import Row
-from kernels.paged_attention.rows import PagedRows
+from kernels.paged_attention.rows import PagedRows, RowTensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Batch:
     slots: torch.Tensor  # [T] int64, where each token's key and value go: block * block_size + offset
     logit_places: torch.Tensor  # [L] int64, into the T tokens: each row's last num_logits, row by row
     rows: PagedRows
+    row_tensors: RowTensors | None = None  # in a graph: where the rows are read from; `rows` are then their bounds
 
 
 def build_batch(rows: list[Row], block_size: int, device: torch.device) -> Batch:

@@ -28,6 +28,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: the device's best; float32 on CPU
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
+    cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own
     num_threads: int | None = None  # of the CPU's arithmetic; None: one for each core
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from engine.errors import InvalidConfig
 from engine.models.config import ModelShape
 from engine.plan import BlockMove, Plan
 
@@ -31,11 +32,12 @@ class KVStorage:
         block = (block_size, config.num_kv_heads, config.head_dim)
         layers = (config.num_layers, 2)
         self.num_blocks, self.num_host_slots = num_blocks, num_host_slots
-        self._pool = _zeros((*layers, num_blocks, *block), dtype, device)
-        self._host = _zeros((num_host_slots, *layers, *block), dtype, torch.device("cpu"))
-        if device.type == "cuda" and num_host_slots:
-            self._host = self._host.pin_memory()
-        self._layers = [(layer[0], layer[1]) for layer in self._pool.unbind(0)]
+        self.pool = _zeros((*layers, num_blocks, *block), dtype, device)
+        if device.type == "cuda" and num_host_slots:  # pinned, so that copies run beside everything else
+            self.host = torch.zeros((num_host_slots, *layers, *block), dtype=dtype, pin_memory=True)
+        else:
+            self.host = _zeros((num_host_slots, *layers, *block), dtype, torch.device("cpu"))
+        self._layers = [(layer[0], layer[1]) for layer in self.pool.unbind(0)]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(key pool, value pool) of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""
@@ -43,32 +45,39 @@ class KVStorage:
 
     @torch.inference_mode()
     def apply(self, plan: Plan) -> None:
-        """The plan's lists of moves in their order, the moves of one list at once.
+        """The plan's lists of moves in their order, the moves of one list at once; for a pool in host memory.
 
         Raises IndexError for a block or slot that does not exist; nothing of that list is moved then.
         """
         if plan.swap_out:
-            blocks, slots = self._ids(plan.swap_out, self.num_blocks, self.num_host_slots)
-            self._host[slots] = self._pool[:, :, blocks.to(self._pool.device)].permute(2, 0, 1, 3, 4, 5).cpu()
+            blocks, slots = checked_ids(plan.swap_out, self.num_blocks, self.num_host_slots)
+            self.host[slots] = self.pool[:, :, blocks].permute(2, 0, 1, 3, 4, 5)
         if plan.swap_in:
-            slots, blocks = self._ids(plan.swap_in, self.num_host_slots, self.num_blocks)
-            back = self._host[slots].to(self._pool.device).permute(1, 2, 0, 3, 4, 5)
-            self._pool[:, :, blocks.to(self._pool.device)] = back
+            slots, blocks = checked_ids(plan.swap_in, self.num_host_slots, self.num_blocks)
+            self.pool[:, :, blocks] = self.host[slots].permute(1, 2, 0, 3, 4, 5)
         if plan.copies:
-            sources, targets = self._ids(plan.copies, self.num_blocks, self.num_blocks)
-            self._pool[:, :, targets.to(self._pool.device)] = self._pool[:, :, sources.to(self._pool.device)]
+            sources, targets = checked_ids(plan.copies, self.num_blocks, self.num_blocks)
+            self.pool[:, :, targets] = self.pool[:, :, sources]
 
-    @staticmethod
-    def _ids(moves: Sequence[BlockMove], num_sources: int, num_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
-        for move in moves:
-            if not (0 <= move.source < num_sources and 0 <= move.target < num_targets):
-                raise IndexError(f"{move} is outside of {num_sources} sources and {num_targets} targets")
-        return torch.tensor([move.source for move in moves]), torch.tensor([move.target for move in moves])
+
+def checked_ids(moves: Sequence[BlockMove], num_sources: int, num_targets: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sources and targets of moves, each [moves], int64. Raises IndexError for one that does not exist."""
+    for move in moves:
+        if not (0 <= move.source < num_sources and 0 <= move.target < num_targets):
+            raise IndexError(f"{move} is outside of {num_sources} sources and {num_targets} targets")
+    return torch.tensor([move.source for move in moves]), torch.tensor([move.target for move in moves])
 
 
 def block_bytes(config: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
     return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+
+
+def num_blocks_within(budget: int, bytes_per_block: int) -> int:
+    """Blocks that fit so many bytes. Raises InvalidConfig where not one does."""
+    if budget < bytes_per_block:
+        raise InvalidConfig("kv_cache_memory_bytes", f"leaves {budget} bytes and one block takes {bytes_per_block}")
+    return budget // bytes_per_block
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

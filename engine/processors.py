@@ -36,10 +36,10 @@ def needs_processing(sequence: Sequence) -> bool:
 def process(logits: torch.Tensor, sequences: list[Sequence]) -> None:
     """In place, logits [n, vocab] for the next token of each row's sequence; -inf for what it must not be."""
     _bias(logits, sequences)
-    _forbid(logits, [_completing_bad_words(sequence) for sequence in sequences])
+    _forbid(logits, [completing_bad_words(sequence) for sequence in sequences])
     _penalize_repetition(logits, sequences)
     _penalize_output(logits, sequences)
-    _forbid(logits, [_barred_stops(sequence) for sequence in sequences])
+    _forbid(logits, [barred_stops(sequence) for sequence in sequences])
 
 
 def processed(logits: torch.Tensor, sequence: Sequence) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _forbid(logits: torch.Tensor, token_ids: list[Collection[int]]) -> None:
         logits[pairs.rows, pairs.ids] = -torch.inf
 
 
-def _completing_bad_words(sequence: Sequence) -> list[int]:
+def completing_bad_words(sequence: Sequence) -> list[int]:
     """Tokens that would complete a bad word whose beginning the output ends in."""
     output = sequence.output_token_ids
     found = []
@@ -98,7 +98,7 @@ def _completing_bad_words(sequence: Sequence) -> list[int]:
     return found
 
 
-def _barred_stops(sequence: Sequence) -> Collection[int]:
+def barred_stops(sequence: Sequence) -> Collection[int]:
     return sequence.request.stop_token_ids if sequence.num_output_tokens < sequence.params.min_tokens else ()
 
 

@@ -27,8 +27,8 @@ from engine.processors import needs_processing, process
 from engine.rows import largest
 from engine.sequence import Sequence
 
-_NOT_FINITE = "the model's logits are not finite numbers"
-_EMPTY = "the request's own settings leave no token to choose from"
+NOT_FINITE = "the model's logits are not finite numbers"
+EMPTY = "the request's own settings leave no token to choose from"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Draw:
 
     place: int
     sequence: Sequence
+
+    @property
+    def output_index(self) -> int:
+        """Which of the sequence's output tokens it will be: part of the noise's key."""
+        return self.sequence.num_output_tokens
 
 
 @torch.inference_mode()
@@ -58,9 +63,9 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
             token_ids[i] = token_id
     logprobs = _logprobs(rows, draws, {i: t for i, t in enumerate(token_ids) if is_sound[i] and t is not None})
     return [
-        Sampled(token_id, logprobs.get(i), _EMPTY if token_id is None else None)
+        Sampled(token_id, logprobs.get(i), EMPTY if token_id is None else None)
         if is_sound[i]
-        else Sampled(None, error=_NOT_FINITE)
+        else Sampled(None, error=NOT_FINITE)
         for i, token_id in enumerate(token_ids)
     ]
 

@@ -1,4 +1,7 @@
-"""pool[slot[t]] = x[t], where slot = block * block_size + offset inside the block; with rope, keys are turned first."""
+"""pool[slot[t]] = x[t], where slot = block * block_size + offset inside the block; with rope, keys are turned first.
+
+A negative slot is nobody's: such a token, which only fills a captured graph's batch, writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ def write_kv(
     key: torch.Tensor, value: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, slots: torch.Tensor
 ) -> None:
     """key, value: [tokens, kv_heads, head_dim]; pools: [blocks, block_size, kv_heads, head_dim], written in place;
-    slots: [tokens], int64, no slot twice. Values are stored in the pool's dtype.
+    slots: [tokens], int64, no slot twice, below 0 to write nothing. Values are stored in the pool's dtype.
     """
     _check_layouts(key, value, key_pool, value_pool)
     num_tokens, num_heads, head_dim = key.shape
@@ -124,8 +127,9 @@ def _write_kv(
     """pool[slot[t]] = x[t] for x = key and value. One program: HEADS heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
-    place = (tl.load(slots_ptr + token) * num_heads + head) * HEAD_DIM
-    inside = head < num_heads
+    slot = tl.load(slots_ptr + token)
+    place = (slot * num_heads + head) * HEAD_DIM
+    inside = (head < num_heads) & (slot >= 0)
     key = key_ptr + token * key_token_stride + head * key_head_stride
     value = value_ptr + token * value_token_stride + head * value_head_stride
     _copy_heads(key, key_pool_ptr + place, inside, HEAD_DIM, DIM_BLOCK)
@@ -175,8 +179,9 @@ def _turn_and_write_kv(
         turn_heads(query, turned, cos_ptr, sin_ptr, head < num_heads, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK)
     else:
         head = (program - num_query_programs) * HEADS + tl.arange(0, HEADS)[:, None]
-        inside = head < num_kv_heads
-        place = (tl.load(slots_ptr + token) * num_kv_heads + head) * HEAD_DIM
+        slot = tl.load(slots_ptr + token)
+        inside = (head < num_kv_heads) & (slot >= 0)
+        place = (slot * num_kv_heads + head) * HEAD_DIM
         key = key_ptr + token * key_token_stride + head * key_head_stride
         value = value_ptr + token * value_token_stride + head * value_head_stride
         turn_heads(key, key_pool_ptr + place, cos_ptr, sin_ptr, inside, HEAD_DIM, HALF, HALF_BLOCK, REST_BLOCK)

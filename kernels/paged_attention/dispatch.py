@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from kernels.choice import Choice, triton_on_gpu
 from kernels.paged_attention.gathered import GatheredAttention
-from kernels.paged_attention.rows import PagedRows
+from kernels.paged_attention.rows import PagedRows, RowTensors
 
 
 class Attend(Protocol):
@@ -25,7 +24,10 @@ class Attend(Protocol):
     ) -> torch.Tensor: ...
 
 
-PrepareAttention = Callable[[PagedRows, torch.device, int | None], Attend]  # (rows, device, window)
+class PrepareAttention(Protocol):
+    def __call__(
+        self, rows: PagedRows, device: torch.device, window: int | None, tensors: RowTensors | None = None
+    ) -> Attend: ...
 
 
 def choose(device: torch.device) -> Choice[PrepareAttention]:

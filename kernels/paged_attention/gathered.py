@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from kernels.paged_attention.rows import PagedRows
+from kernels.paged_attention.rows import PagedRows, RowTensors
 
 _PADDING_RATIO = 1.3  # decode rows share a group while the longest is at most this much longer than the shortest
 _MIN_PADDED = 128  # lengths up to here always share one: a call costs more than the padding
@@ -36,9 +36,13 @@ class _Segment:
 
 
 class GatheredAttention:
-    """Attention for the rows of one step, under one window."""
+    """Attention for the rows of one step, under one window. Its shapes follow the rows, so no graph can hold it."""
 
-    def __init__(self, rows: PagedRows, device: torch.device, window: int | None) -> None:
+    def __init__(
+        self, rows: PagedRows, device: torch.device, window: int | None, tensors: RowTensors | None = None
+    ) -> None:
+        if tensors is not None:
+            raise ValueError("torch's attention cannot read its rows from tensors; graphs need Triton's")
         decodes = [row for row in range(len(rows)) if rows.num_queries(row) == 1]
         self._segments = [_decode_segment(rows, group, window, device) for group in _by_length(rows, decodes)]
         self._segments += [

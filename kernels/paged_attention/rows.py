@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,3 +28,16 @@ class PagedRows:
 
     def num_queries(self, row: int) -> int:
         return self.query_starts[row + 1] - self.query_starts[row]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensors:
+    """The same rows as tensors, which a captured graph reads anew at every replay; int32, on the device.
+
+    They say what the rows are; the PagedRows beside them only bound them: no row is longer, and there are no more. A
+    row without queries, query_starts[i] == query_starts[i + 1], only fills up: it reads and writes nothing.
+    """
+
+    query_starts: torch.Tensor  # [rows + 1]
+    context_lens: torch.Tensor  # [rows]
+    block_tables: torch.Tensor  # [rows, blocks]

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.paged_attention.rows import PagedRows
+from kernels.paged_attention.rows import PagedRows, RowTensors
 from kernels.paged_attention.tiles import Tiles, cut_tiles
 
 SPLIT_LEN = 256  # keys of one program of a short row; a multiple of every tile's length
@@ -48,18 +48,28 @@ def _shape(head_dim: int, dtype: torch.dtype) -> _Shape:
 class TritonAttention:
     """Attention for the rows of one step, under one window.
 
+    `tensors`: where the kernels read the rows, for a graph; `rows` are then their bounds.
     `is_invariant`: long rows go the way of short ones, too: then a query's result is the same in a chunk, a decode
     and a verification. Several times slower on long prompts.
     """
 
-    def __init__(self, rows: PagedRows, device: torch.device, window: int | None, is_invariant: bool = False) -> None:
+    def __init__(
+        self,
+        rows: PagedRows,
+        device: torch.device,
+        window: int | None,
+        tensors: RowTensors | None = None,
+        is_invariant: bool = False,
+    ) -> None:
         limit = max(map(rows.num_queries, range(len(rows))), default=0) if is_invariant else MAX_SHORT_QUERIES
         self._rows, self._device, self._window = rows, device, window
         self._short = [row for row in range(len(rows)) if rows.num_queries(row) <= limit]
         self._long = [row for row in range(len(rows)) if rows.num_queries(row) > limit]
-        self._query_starts = self._int32(np.array(rows.query_starts, dtype=np.int32))
-        self._context_lens = self._int32(np.array(rows.context_lens, dtype=np.int32))
-        self._block_tables = self._int32(_padded(rows.block_tables))
+        self._tensors = tensors or RowTensors(
+            query_starts=self._int32(np.array(rows.query_starts, dtype=np.int32)),
+            context_lens=self._int32(np.array(rows.context_lens, dtype=np.int32)),
+            block_tables=self._int32(_padded(rows.block_tables)),
+        )
         self._cut: dict[tuple[int, int, bool], tuple[Tiles, torch.Tensor]] = {}
 
     def __call__(
@@ -85,10 +95,10 @@ class TritonAttention:
             query,
             key_pool,
             value_pool,
-            self._query_starts,
-            self._context_lens,
-            self._block_tables,
-            self._block_tables.stride(0),
+            self._tensors.query_starts,
+            self._tensors.context_lens,
+            self._tensors.block_tables,
+            self._tensors.block_tables.stride(0),
             query.stride(0),
             query.stride(1),
             scale * _LOG2_E if softcap is None else scale / softcap,
@@ -154,8 +164,8 @@ class TritonAttention:
             best,
             total,
             places,
-            self._query_starts,
-            self._context_lens,
+            self._tensors.query_starts,
+            self._tensors.context_lens,
             num_splits,
             **{name: constants[name] for name in names},
             PAIRS=_SHORT_PAIRS,

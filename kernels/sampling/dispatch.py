@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 
 from kernels.choice import Choice, triton_on_gpu
+from kernels.sampling import reference
 from kernels.sampling.draws import Drawn, Draws, Support, TokenEdits
-from kernels.sampling.reference import sample
 
 
 class Sample(Protocol):
@@ -24,10 +25,15 @@ class Sample(Protocol):
     ) -> Drawn: ...
 
 
-def choose(device: torch.device) -> Choice[Sample]:
-    def load() -> Sample:
-        from kernels.sampling.triton import sample
+class Sampling(NamedTuple):
+    sample: Sample
+    edit: Callable[[torch.Tensor, Draws, TokenEdits], torch.Tensor]  # (logits, draws, edits) -> [draws, vocab]
 
-        return sample
 
-    return triton_on_gpu(device.type, load, sample)
+def choose(device: torch.device) -> Choice[Sampling]:
+    def load() -> Sampling:
+        from kernels.sampling import triton
+
+        return Sampling(triton.sample, triton.edit)
+
+    return triton_on_gpu(device.type, load, Sampling(reference.sample, reference.edit))

@@ -47,6 +47,14 @@ def sample(
     )
 
 
+def edit(logits: torch.Tensor, draws: Draws, edits: TokenEdits) -> torch.Tensor:
+    """[draws, vocab]: each draw's own copy of its row, edited."""
+    edited = logits[draws.places]
+    for draw in range(len(draws)):
+        _edit(edited[draw], draws, edits, draw)
+    return edited
+
+
 def _edit(row: torch.Tensor, draws: Draws, edits: TokenEdits, draw: int) -> None:
     mine = slice(int(edits.starts[draw]), int(edits.starts[draw + 1]))
     ids, counts = edits.token_ids[mine], edits.output_counts[mine]

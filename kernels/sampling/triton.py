@@ -40,7 +40,7 @@ def sample(
         return drawn
     places = draws.places
     if edits is not None:
-        logits = _edited(logits, draws, edits)
+        logits = edit(logits, draws, edits)
         places = torch.arange(num_draws, device=device)
     num_chunks = triton.cdiv(num_tokens, _CHUNK)
     best = torch.empty((num_draws, num_chunks), dtype=torch.float32, device=device)
@@ -74,7 +74,7 @@ def sample(
     return drawn
 
 
-def _edited(logits: torch.Tensor, draws: Draws, edits: TokenEdits) -> torch.Tensor:
+def edit(logits: torch.Tensor, draws: Draws, edits: TokenEdits) -> torch.Tensor:
     """[draws, vocab]: each draw's own copy of its row, edited."""
     edited = logits.index_select(0, draws.places)
     _edit[(len(draws),)](

@@ -25,13 +25,13 @@ def config() -> DecoderConfig:
 def storage(config: DecoderConfig) -> KVStorage:
     """8 blocks and 4 host slots; block b holds values around b."""
     made = KVStorage(config, 16, 8, 4, torch.float32, CPU)
-    noise = torch.rand(made._pool.shape, generator=torch.Generator().manual_seed(0)) / 10
-    made._pool.copy_(noise + torch.arange(8).view(1, 1, 8, 1, 1, 1))
+    noise = torch.rand(made.pool.shape, generator=torch.Generator().manual_seed(0)) / 10
+    made.pool.copy_(noise + torch.arange(8).view(1, 1, 8, 1, 1, 1))
     return made
 
 
 def contents(storage: KVStorage, block: int) -> torch.Tensor:
-    return storage._pool[:, :, block].clone()
+    return storage.pool[:, :, block].clone()
 
 
 def moves(*pairs: tuple[int, int]) -> list[BlockMove]:
@@ -46,13 +46,13 @@ def test_layers_are_views_of_the_pool(storage: KVStorage) -> None:
     key, value = storage.layer(1)
     assert key.shape == value.shape == (8, 16, 2, 16)
     value[3, 5, 1, 7] = 42.0
-    assert storage._pool[1, 1, 3, 5, 1, 7] == 42.0
+    assert storage.pool[1, 1, 3, 5, 1, 7] == 42.0
 
 
 def test_a_swapped_block_comes_back_bit_for_bit_elsewhere(storage: KVStorage) -> None:
     before = contents(storage, 2), contents(storage, 5)
     storage.apply(plan(swap_out=moves((2, 3), (5, 0))))
-    storage._pool[:, :, [2, 5]] = torch.nan
+    storage.pool[:, :, [2, 5]] = torch.nan
     storage.apply(plan(swap_in=moves((3, 7), (0, 1))))
     assert torch.equal(contents(storage, 7), before[0])
     assert torch.equal(contents(storage, 1), before[1])
@@ -87,15 +87,15 @@ def test_a_copy_leaves_its_source_and_its_neighbours(storage: KVStorage) -> None
     ],
 )
 def test_a_move_out_of_range_is_refused_and_moves_nothing(storage: KVStorage, lists: dict[str, Any]) -> None:
-    pool, host = storage._pool.clone(), storage._host.clone()
+    pool, host = storage.pool.clone(), storage.host.clone()
     with pytest.raises(IndexError, match="outside"):
         storage.apply(plan(**lists))
-    assert torch.equal(storage._pool, pool)
-    assert torch.equal(storage._host, host)
+    assert torch.equal(storage.pool, pool)
+    assert torch.equal(storage.host, host)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_block_bytes_are_what_a_block_takes(config: DecoderConfig, dtype: torch.dtype) -> None:
     storage = KVStorage(config, 32, 4, 2, dtype, CPU)
-    assert storage._pool.numel() * storage._pool.itemsize == 4 * block_bytes(config, 32, dtype)
-    assert storage._host.numel() * storage._host.itemsize == 2 * block_bytes(config, 32, dtype)
+    assert storage.pool.numel() * storage.pool.itemsize == 4 * block_bytes(config, 32, dtype)
+    assert storage.host.numel() * storage.host.itemsize == 2 * block_bytes(config, 32, dtype)

@@ -20,7 +20,7 @@ SPLIT_LEN = KERNELS["paged_attention"].SPLIT_LEN
 def attend(
     case: Case, scale: float, window: int | None = None, softcap: float | None = None, is_invariant: bool = False
 ) -> torch.Tensor:
-    attention = TritonAttention(case.rows, CPU, window, is_invariant)
+    attention = TritonAttention(case.rows, CPU, window, is_invariant=is_invariant)
     found: torch.Tensor = attention(case.query, case.key_pool, case.value_pool, scale, softcap)
     return found
 

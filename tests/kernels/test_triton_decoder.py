@@ -27,7 +27,7 @@ from tests.models import make_tiny_model
 __all__ = ["poisoned"]
 
 CPU = torch.device("cpu")
-DECODER_OPS = ["kv_write", "paged_attention", "rms_norm", "rope", "silu_mul"]
+DECODER_OPS = ["kv_write", "paged_attention", "rms_norm", "silu_mul"]
 
 
 def load(folder: Path) -> tuple[DecoderConfig, DecoderWeights]:
