@@ -16,10 +16,10 @@ from api_gateway.errors import Throttled
 from api_gateway.outlook import Outlook
 from infra import keys
 from infra.blobs import Blobs
-from infra.contracts import JobSpec, NewJob, pack
-from infra.errors import MillstreamError, QueueFull, StoreUnavailable
+from infra.contracts import Job, JobSpec, NewJob, pack
+from infra.errors import MillstreamError, QueueFull, StoreUnavailable, UnknownJob
 from infra.span_names import request_attributes, request_name
-from infra.store import JobStore
+from infra.store import JobStore, Place
 from infra.telemetry import Telemetry
 
 MAX_INLINE_BYTES = 256 * 1024  # a larger spec goes to the blob store
@@ -40,7 +40,10 @@ class Idempotency:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    job_id: str
+    """One job of a request, as it stood then; `place` is None where it was not queued any more, or is not known."""
+
+    job: Job
+    place: Place | None
     is_new: bool  # False: a key named a job that was there
 
 
@@ -74,7 +77,7 @@ class Intake:
             first = await self.claim(idempotency, tenant, ids[0])
             claimed_before = first != ids[0]
             ids = [first, *(_sibling(first, index) for index in range(1, len(ids)))]
-        admitted: list[Admitted] = []
+        admitted = list[Admitted]()
         try:
             for draft, job_id in zip(drafts, ids, strict=True):
                 admitted.append(await self._admit(draft, job_id, tenant, parent, claimed_before, watch_seconds))
@@ -88,7 +91,7 @@ class Intake:
         """Cancels the jobs of a request that could not be admitted as a whole; a store that is gone keeps them."""
         with contextlib.suppress(StoreUnavailable):
             for one in admitted:
-                await self.store.cancel(one.job_id)
+                await self.store.cancel(one.job.id)
 
     async def claim(self, idempotency: Idempotency, tenant: str, job_id: str) -> str:
         """The id to use under a key: `job_id`, or the one that the key stands for already."""
@@ -104,18 +107,18 @@ class Intake:
         claimed_before: bool,
         watch_seconds: float | None,
     ) -> Admitted:
-        if claimed_before and await self.store.get(job_id) is not None:
-            return Admitted(job_id, is_new=False)
+        if claimed_before and (known := await self.store.look(job_id)) is not None:
+            return Admitted(*known, is_new=False)
         attributes = {**request_attributes(draft.spec), "messaging.message.id": job_id}
         with self.telemetry.span(
             request_name(draft.spec), kind="producer", parent=parent, attributes=attributes
         ) as span:
-            await self._write(draft, job_id, tenant, span.traceparent, watch_seconds)
-        return Admitted(job_id, is_new=True)
+            found = await self._write(draft, job_id, tenant, span.traceparent, watch_seconds)
+        return Admitted(*found, is_new=True)
 
     async def _write(
         self, draft: Draft, job_id: str, tenant: str, traceparent: str | None, watch_seconds: float | None
-    ) -> None:
+    ) -> tuple[Job, Place | None]:
         ask = draft.ask
         job = NewJob(
             id=job_id,
@@ -131,7 +134,7 @@ class Intake:
             traceparent=traceparent,
         )
         try:
-            await self.store.submit(job, max_waiting=self.max_waiting)
+            found = await self.store.submit(job, max_waiting=self.max_waiting)
         except QueueFull:
             alias = job.spec.model
             wait_seconds = eta.retry_after_seconds(await self.outlook.facts(alias))
@@ -140,6 +143,11 @@ class Intake:
                 f"try again in {wait_seconds:.0f} s",
                 retry_after_seconds=wait_seconds,
             ) from None
+        if found is not None:
+            return found
+        if (known := await self.store.look(job_id)) is None:  # written by a call whose answer was lost
+            raise UnknownJob(f"{job_id} was deleted as soon as it was admitted", param="id")
+        return known
 
     async def _inline_or_blob(self, spec: JobSpec, job_id: str) -> JobSpec:
         data = pack(spec)

@@ -41,14 +41,17 @@ class JobBook:
         found = await self.store.look(job_id)
         if found is None or found[0].tenant != tenant:
             raise _unknown(job_id)
-        job, place = found
-        return job_view(job, queue=await self._queue(job, place), result=await self.result(job))
+        return await self.show(*found)
 
     async def view(self, job: Job) -> JobView:
         """The same of a record that is there already."""
         if job.status is Status.QUEUED:
             return await self.look(job.id, job.tenant)
-        return job_view(job, result=await self.result(job))
+        return await self.show(job, None)
+
+    async def show(self, job: Job, place: Place | None) -> JobView:
+        """The same of a record and a place that are there already."""
+        return job_view(job, queue=await self._queue(job, place), result=await self.result(job))
 
     async def result(self, job: Job) -> Result | None:
         """The job's result, fetched from the blob store where it is too large for the record."""

@@ -96,6 +96,27 @@ class NewJob(Struct):
     retry_of: str | None = None  # the dead letter that this job tries again
     traceparent: str | None = None
 
+    def queued(self, lane: int, created_ms: int) -> Job:
+        """Its record, once it is admitted."""
+        return Job(
+            id=self.id,
+            spec=self.spec,
+            status=Status.QUEUED,
+            lane=lane,
+            tier=self.tier,
+            priority=self.priority,
+            tenant=self.tenant,
+            cost_tokens=self.cost_tokens,
+            attempt=0,
+            lost_count=0,
+            num_events=1,
+            created_ms=created_ms,
+            deadline_ms=self.deadline_ms,
+            attempt_timeout_ms=self.attempt_timeout_ms,
+            retry_of=self.retry_of,
+            traceparent=self.traceparent,
+        )
+
 
 class Usage(Struct):
     prompt_tokens: int = 0

@@ -41,7 +41,7 @@ from infra.job_hash import (
     pairs,
 )
 from infra.keys import Lane
-from infra.scripts import Scripts
+from infra.scripts import Call, Scripts
 from infra.settings import QueueSettings, StoreSettings
 from infra.states import TERMINAL, Status, change_to
 from infra.store import LaneLoad, Place, Sweep
@@ -129,20 +129,25 @@ class RedisJobs:
 
     # --- the life of a job ---
 
-    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> bool:
+    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> tuple[Job, Place] | None:
         await self._demand_room()
-        # The tenant's index is in another slot: noted before, so that no job is ever missing from it.
+        lane = Lane(keys.lane_of(job.id))
+        # The tenant's index is in a slot of its own: noted before, so that no job is ever missing from it.
         # An entry without a job is passed over by readers.
         index = keys.tenant_jobs(job.tenant)
-        await self._scripts.call("index_job", [index], [job.id, _ms(self._index_seconds)])
         bound = "" if max_waiting is None else max_waiting
-        answer = await self._on_lane(
-            keys.lane_of(job.id), "submit", [job.id, job.tier, bound, *fields_of(job)], kept=True
+        _, (is_new, *found) = await self._scripts.call_all(
+            Call("index_job", [index], [job.id, self._index_ms]),
+            Call("submit", lane.declared, [job.id, job.tier, bound, *fields_of(job)]),
+            kept=(self._durability, lane.mark),
         )
-        if answer < 0:
+        if is_new < 0:
             await self._server.command("ZREM", index, job.id)
             raise QueueFull
-        return bool(answer)
+        if not is_new:
+            return None
+        created_ms, *place = found
+        return job.queued(lane.number, created_ms), _place_from(place)
 
     async def get(self, job_id: str) -> Job | None:
         lane = keys.lane_of(job_id)
@@ -314,8 +319,7 @@ class RedisJobs:
         job = job_from(pairs(flat), lane)
         if not place:
             return job, None
-        position, prompt, output, running = place
-        return job, Place(position, Work(prompt, output), running)
+        return job, _place_from(place)
 
     async def watch(self, lane: int, job_ids: Sequence[str], *, seconds: float | None) -> None:
         await self._on_lane(lane, "watch", ["" if seconds is None else _ms(seconds), *job_ids])
@@ -394,9 +398,15 @@ class RedisJobs:
         self._has_room_until = time.monotonic() + _MEMORY_LOOK_SECONDS
 
     @property
-    def _index_seconds(self) -> float:
+    def _index_ms(self) -> int:
         """Longer than any record of a finished job stays."""
-        return self._settings.record_seconds + self._settings.dead_letter_seconds
+        return _ms(self._settings.record_seconds + self._settings.dead_letter_seconds)
+
+
+def _place_from(answer: Sequence[int]) -> Place:
+    """What `place` of `lua/lane.lua` found of a job that waits."""
+    position, prompt_tokens, output_tokens, running = answer
+    return Place(position, Work(prompt_tokens, output_tokens), running)
 
 
 def _ms(seconds: float) -> int:

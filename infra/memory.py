@@ -139,11 +139,11 @@ class MemoryJobs:
 
     # --- the life of a job ---
 
-    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> bool:
+    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> tuple[Job, Place] | None:
         with self._open() as memory:
             now_ms = memory.clock.now_ms()
             added = memory.lane(keys.lane_of(job.id)).submit(_copied(job), max_waiting, now_ms)
-            if added:
+            if added is not None:
                 memory.tenants.setdefault(job.tenant, {})[job.id] = now_ms
                 memory.ring()
             return added

@@ -163,17 +163,12 @@ class MemoryLane:
 
     # --- the life of a job ---
 
-    def submit(self, new: NewJob, max_waiting: int | None, now_ms: int) -> bool:
+    def submit(self, new: NewJob, max_waiting: int | None, now_ms: int) -> tuple[Job, Place] | None:
         if self.find(new.id, now_ms) is not None:
-            return False
+            return None
         if max_waiting is not None and sum(map(len, self.waiting.values())) >= max_waiting:
             raise QueueFull
-        job = Job(
-            id=new.id, spec=new.spec, status=Status.QUEUED, lane=self.number, tier=new.tier, priority=new.priority,
-            tenant=new.tenant, cost_tokens=new.cost_tokens, attempt=0, lost_count=0, num_events=0, created_ms=now_ms,
-            deadline_ms=new.deadline_ms, attempt_timeout_ms=new.attempt_timeout_ms, retry_of=new.retry_of,
-            traceparent=new.traceparent,
-        )  # fmt: skip
+        job = msgspec.structs.replace(new.queued(self.number, now_ms), num_events=0)
         record = self.records[new.id] = Record(job, new)
         self.arrivals += 1
         self._wait(record, self.arrivals)
@@ -183,7 +178,8 @@ class MemoryLane:
             self.watched[job.id] = now_ms + new.watch_ms
         self._append(record, "job.queued", EventBody(), now_ms)
         self.control.append("")
-        return True
+        place = self.place(job.id, now_ms)
+        return None if place is None else (msgspec.structs.replace(job), place)
 
     def claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, alone: bool,
               now_ms: int) -> Record | None:  # fmt: skip

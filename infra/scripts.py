@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ LANE_SCRIPTS = (
 )  # fmt: skip
 OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index", "put_worker", "workers")
 # Work must be able to end when memory is full; only what brings new work is refused then.
-_REFUSED_WITHOUT_MEMORY = {"submit", "claim_key", "index_job"}
+_REFUSED_WITHOUT_MEMORY = {"submit", "claim_key"}
 
 
 @cache
@@ -48,6 +49,19 @@ def compose(settings: QueueSettings) -> dict[str, bytes]:
         return (shebang + (lane if name in LANE_SCRIPTS else "") + _source(name)).encode()
 
     return {name: whole(name) for name in (*LANE_SCRIPTS, *OTHER_SCRIPTS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One script's name, keys in one slot, and arguments."""
+
+    name: str
+    keys: Sequence[str]
+    arguments: Sequence[Argument]
+
+    @property
+    def rest(self) -> tuple[Argument, ...]:
+        return (len(self.keys), *self.keys, *self.arguments)
 
 
 class Scripts:
@@ -79,31 +93,38 @@ class Scripts:
         With `kept` (how, and a key in the same slot to mark), only after all that the server holds by then is kept.
         Raises StoreUnavailable, or the ResponseError that the script made.
         """
+        [answer] = await self.call_all(Call(name, keys, arguments), repeat=repeat, kept=kept)
+        return answer
+
+    async def call_all(
+        self, *calls: Call, repeat: bool = True, kept: tuple[Durability, str] | None = None
+    ) -> list[Any]:
+        """What the scripts answer, called in order and in one round trip; otherwise as `call`. No transaction."""
         with translated():
             try:
-                return await self._call(name, keys, arguments, kept)
+                return await self._answers(calls, kept)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
                 if not repeat:
                     raise
-            return await self._call(name, keys, arguments, kept)
+            return await self._answers(calls, kept)
 
-    async def _call(
-        self, name: str, keys: Sequence[str], arguments: Sequence[Argument], kept: tuple[Durability, str] | None
-    ) -> Any:
+    async def _answers(self, calls: Sequence[Call], kept: tuple[Durability, str] | None) -> list[Any]:
         try:
-            return await self._send(("EVALSHA", self._digests[name], len(keys), *keys, *arguments), kept)
-        except redis.exceptions.NoScriptError:
-            return await self._send(("EVAL", self._sources[name], len(keys), *keys, *arguments), kept)
+            return await self._send([("EVALSHA", self._digests[call.name], *call.rest) for call in calls], kept)
+        except redis.exceptions.NoScriptError:  # those that were not forgotten are repeated too
+            return await self._send([("EVAL", self._sources[call.name], *call.rest) for call in calls], kept)
 
-    async def _send(self, command: Sequence[Argument], kept: tuple[Durability, str] | None) -> Any:
+    async def _send(self, commands: Sequence[Sequence[Argument]], kept: tuple[Durability, str] | None) -> list[Any]:
         if kept is None or not kept[0].needs_proof:
-            return await self._server.raw(*command)
-        durability, mark = kept
-        answer, *proof = await self._server.raw_batch(command, *durability.proof(mark))
-        if isinstance(answer, Exception):
-            raise answer
-        for one in proof:
-            if isinstance(one, Exception):
-                raise one
-        durability.check(proof[-1])
-        return answer
+            if len(commands) == 1:
+                return [await self._server.raw(*commands[0])]
+            proof: list[tuple[Argument, ...]] = []
+        else:
+            proof = kept[0].proof(kept[1])
+        answers = await self._server.raw_batch(*commands, *proof)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        if kept is not None and proof:
+            kept[0].check(answers[-1])
+        return answers[: len(commands)]

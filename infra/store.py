@@ -82,8 +82,10 @@ class JobStore(Protocol):
         """
         ...
 
-    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> bool:
-        """Admits a job: record, stream entry, `job.queued` event. False, nothing changed, where the id was there.
+    async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> tuple[Job, Place] | None:
+        """Admits a job: record, stream entry, `job.queued` event. Returns it and its place, as `look` would.
+
+        None, nothing changed, where the id was there.
 
         Raises QueueFull where `max_waiting` jobs wait in the lane already.
         """

@@ -55,13 +55,13 @@ async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Respons
         parent=traceparent_of(request),
     )
     gateway.metrics.admitted.labels(data.model, data.tier).inc(admitted.is_new)
-    headers = {"location": f"/v1/jobs/{admitted.job_id}"}
+    job = admitted.job
+    headers = {"location": f"/v1/jobs/{job.id}"}
     if not admitted.is_new:
         headers["idempotent-replayed"] = "true"
     if wait_seconds is None:
-        return Response(await gateway.book.look(admitted.job_id, tenant), status_code=202, headers=headers)
+        return Response(await gateway.book.show(job, admitted.place), status_code=202, headers=headers)
     headers["preference-applied"] = f"wait={wait_seconds:.0f}"
-    job = await gateway.book.get(admitted.job_id, tenant)
     job = await gateway.book.wait(job, timeout=min(wait_seconds, MAX_WAIT_SECONDS))
     status = 200 if job.status in TERMINAL else 202
     return Response(await gateway.book.view(job), status_code=status, headers=headers)
@@ -90,7 +90,7 @@ async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkA
                     parent=traceparent_of(request),
                 )
                 gateway.metrics.admitted.labels(job.model, job.tier).inc(admitted.is_new)
-                return BulkItem(status=202, job=await _fresh_view(request, admitted.job_id))
+                return BulkItem(status=202, job=job_view(admitted.job))
             except MillstreamError as error:
                 return BulkItem(status=error.status, error=detail_of(error))
 
@@ -170,11 +170,6 @@ async def get_timeline(job_id: FromPath[str], request: AnyRequest) -> TimelineVi
 
 
 _JOB_REQUEST = msgspec.json.Decoder(JobRequest)
-
-
-async def _fresh_view(request: AnyRequest, job_id: str) -> JobView:
-    """A job that was just admitted, without asking for its place."""
-    return job_view(await gateway_of(request).book.get(job_id, tenant_of(request)))
 
 
 def job_ask(body: JobRequest) -> Ask:

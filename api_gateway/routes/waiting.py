@@ -34,7 +34,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
     )
     for ask, one in zip(asks, admitted, strict=True):
         gateway.metrics.admitted.labels(ask.model, ask.tier).inc(one.is_new)
-    return [await gateway.book.get(one.job_id, tenant) for one in admitted]
+    return [one.job for one in admitted]
 
 
 def answer_stream(request: AnyRequest, job_ids: list[str], batches: AsyncGenerator[list[bytes], None]) -> Response[Any]:

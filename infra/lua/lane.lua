@@ -85,6 +85,31 @@ local function wait_no_more(job)
   end
 end
 
+-- Where a waiting job of a tier stands: its rank, prompt and output tokens of those ahead, the number of jobs that run in
+-- the lane; empty where it does not wait. The first PLACE_LOOKS ahead are counted, the rest are taken as the average of
+-- those behind.
+local function place(id, tier)
+  local rank = redis.call('ZRANK', WAITING[tier], id)
+  if not rank then return {} end
+  local prompt, output, num_looked = 0, 0, math.min(rank, PLACE_LOOKS)
+  for _, other in ipairs(num_looked > 0 and redis.call('ZRANGE', WAITING[tier], 0, num_looked - 1) or {}) do
+    local job = redis.call('HMGET', job_key(other), 'cost_tokens', 'output_tokens', 'completion_tokens')
+    local its_prompt, its_output = work_left(tonumber(job[1]) or 0, tonumber(job[2]), tonumber(job[3]) or 0)
+    prompt, output = prompt + its_prompt, output + its_output
+  end
+  if rank > num_looked then
+    local sums = redis.call('HMGET', STATE, 'prompt:' .. tier, 'output:' .. tier)
+    local num_taken, num_rest = rank - num_looked, redis.call('ZCARD', WAITING[tier]) - num_looked
+    prompt = prompt + math.floor(((tonumber(sums[1]) or 0) - prompt) * num_taken / num_rest)
+    output = output + math.floor(((tonumber(sums[2]) or 0) - output) * num_taken / num_rest)
+  end
+  local num_running = 0
+  for _, name in ipairs(TIERS) do
+    num_running = num_running + redis.call('XLEN', STREAM[name]) - redis.call('ZCARD', WAITING[name])
+  end
+  return { rank, prompt, output, num_running }
+end
+
 -- `work.Sizes.note`, line by line, for a job that succeeded.
 local function note_size(job, fields)
   local asked = math.min(job.output_tokens or 0, job.cost_tokens)

@@ -1,11 +1,11 @@
 -- Admits a job, once by its id. ARGV: id, tier, most waiting jobs ('' any), then name and value of the record's fields.
--- Returns 1; 0 where the id is there already; -1 where the lane is full.
+-- Returns {1, created_ms, its `place`...}; {0} where the id is there already; {-1} where the lane is full.
 local id, tier, max_waiting = ARGV[1], ARGV[2], tonumber(ARGV[3])
-if redis.call('EXISTS', job_key(id)) == 1 then return 0 end
+if redis.call('EXISTS', job_key(id)) == 1 then return { 0 } end
 if max_waiting then
   local num_waiting = 0
   for _, name in ipairs(TIERS) do num_waiting = num_waiting + redis.call('ZCARD', WAITING[name]) end
-  if num_waiting >= max_waiting then return -1 end
+  if num_waiting >= max_waiting then return { -1 } end
 end
 local entry = redis.call('XADD', STREAM[tier], '*', 'j', id)
 redis.call('HSET', job_key(id), 'id', id, 'tier', tier, 'status', 'queued', 'entry', entry, 'created_ms', NOW,
@@ -19,4 +19,4 @@ set_expiry(job, nil)
 local watch_ms = redis.call('HGET', job_key(id), 'watch_ms')
 if watch_ms then redis.call('ZADD', WATCH, NOW + watch_ms, id) end
 tell_feed()
-return 1
+return { 1, NOW, unpack(place(id, tier)) }

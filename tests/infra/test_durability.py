@@ -114,7 +114,7 @@ async def test_a_refused_submit_may_be_repeated(
             await jobs.submit(job)
     replica.start()
     until_replicating(primary)
-    assert await jobs.submit(job) is False
+    assert await jobs.submit(job) is None
     await jobs.close()
 
 
