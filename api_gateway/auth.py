@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from litestar.connection import ASGIConnection
@@ -28,9 +29,7 @@ class Caller:
     @property
     def is_local(self) -> bool:
         """Whether only this machine is involved: not a page from elsewhere, nor a name that was bent to point here."""
-        names = [self.address, self.host and urlsplit(f"//{self.host}").hostname]
-        names += [urlsplit(self.origin).hostname or self.origin] if self.origin else []
-        return all(is_loopback(name) for name in names if name is not None)
+        return _is_local(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,14 @@ class Keyring:
     def cache_domain(self, tenant: str, narrowing: str = "") -> str:
         """Salt of the tenant's prefix cache. A caller's own salt narrows it and can never name another tenant's."""
         domain = f"{len(tenant)}:{tenant}{narrowing}".encode()
-        return hmac.new(self.cache_secret, domain, hashlib.sha256).hexdigest()
+        return hmac.digest(self.cache_secret, domain, "sha256").hex()
+
+
+@lru_cache(maxsize=1024)
+def _is_local(caller: Caller) -> bool:
+    names = [caller.address, caller.host and urlsplit(f"//{caller.host}").hostname]
+    names += [urlsplit(caller.origin).hostname or caller.origin] if caller.origin else []
+    return all(is_loopback(name) for name in names if name is not None)
 
 
 def is_loopback(host: str) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from heapq import heapify, heapreplace
 
 from infra.contracts import ModelCard, Pace, Tier, WorkerRecord
@@ -30,7 +31,7 @@ LEAST_RETRY_SECONDS, MOST_RETRY_SECONDS = 1.0, 60.0
 ENOUGH_SIZES = 8  # finished jobs from which on their lengths tell of those to come
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what follows from the facts is reckoned once
 class Facts:
     """What is known of an alias's queue at one moment: any gateway reads the same."""
 
@@ -41,16 +42,16 @@ class Facts:
     max_workers: int | None = None  # None: as many as run
     num_unfed: int = 0  # items of runs that are not in the queue yet
 
-    @property
+    @cached_property
     def live(self) -> list[WorkerRecord]:
         """Workers that take jobs."""
         return [worker for worker in self.workers if worker.takes_jobs]
 
-    @property
+    @cached_property
     def num_waiting(self) -> int:
         return sum(load.num_waiting for load in self.loads.values())
 
-    @property
+    @cached_property
     def num_running(self) -> int:
         return sum(load.running for load in self.loads.values())
 
@@ -58,13 +59,18 @@ class Facts:
     def num_delayed(self) -> int:
         return sum(load.delayed for load in self.loads.values())
 
-    @property
+    @cached_property
     def waiting_work(self) -> Work:
         return sum((work for load in self.loads.values() for work in load.work.values()), Work())
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         return sum((load.sizes for load in self.loads.values()), Sizes())
+
+    @cached_property
+    def pools(self) -> dict[tuple[int | None, bool], Pool | None]:
+        """What `pool_of` made of these facts, by its other arguments."""
+        return {}
 
     @property
     def is_idle(self) -> bool:
@@ -157,6 +163,13 @@ def pool_of(facts: Facts, *, num_running: int | None = None, with_max_workers: b
     Without any worker, it is the first one to come, after a cold start; with `max_workers`, all that may come.
     `num_running` is a newer count of the jobs that run than that of the facts.
     """
+    key = num_running, with_max_workers
+    if key not in facts.pools:
+        facts.pools[key] = _pool_of(facts, num_running=num_running, with_max_workers=with_max_workers)
+    return facts.pools[key]
+
+
+def _pool_of(facts: Facts, *, num_running: int | None, with_max_workers: bool) -> Pool | None:
     pace = measured_pace(facts)
     if pace is None:
         return None

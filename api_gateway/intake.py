@@ -34,8 +34,8 @@ class Idempotency:
     fingerprint: str
 
     @classmethod
-    def of(cls, key: str | None, route: str, body: bytes) -> Idempotency | None:
-        return None if key is None else cls(key, route, hashlib.sha256(body).hexdigest())
+    def of(cls, key: str, route: str, body: bytes) -> Idempotency:
+        return cls(key, route, hashlib.sha256(body).hexdigest())
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Respons
     [admitted] = await gateway.intake.admit(
         [draft],
         tenant,
-        idempotency=Idempotency.of(key, "POST /v1/jobs", await request.body()),
+        idempotency=Idempotency.of(key, "POST /v1/jobs", await request.body()) if key else None,
         parent=traceparent_of(request),
     )
     gateway.metrics.admitted.labels(data.model, data.tier).inc(admitted.is_new)
@@ -82,11 +82,10 @@ async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkA
             try:
                 job = decode(raw, _JOB_REQUEST)
                 draft = await gateway.admission.draft(job_ask(job), tenant)
-                own_key = None if key is None else f"{key} {index}"
                 [admitted] = await gateway.intake.admit(
                     [draft],
                     tenant,
-                    idempotency=Idempotency.of(own_key, "POST /v1/jobs/bulk", bytes(raw)),
+                    idempotency=Idempotency.of(f"{key} {index}", "POST /v1/jobs/bulk", bytes(raw)) if key else None,
                     parent=traceparent_of(request),
                 )
                 gateway.metrics.admitted.labels(job.model, job.tier).inc(admitted.is_new)

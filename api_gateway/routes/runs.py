@@ -50,7 +50,8 @@ async def create_summarize_run(data: JSONBody[SummarizeRequest], request: AnyReq
     key = fields.idempotency_key(request.headers.get("idempotency-key"))
     run, texts = await _new_run(data, request)
     run.check()
-    if idempotency := Idempotency.of(key, ROUTE, await request.body()):
+    if key:
+        idempotency = Idempotency.of(key, ROUTE, await request.body())
         run.id = await gateway.intake.claim(idempotency, tenant, run.id)
     runs = _runs(gateway)
     if key is None or await runs.get(run.id) is None:

@@ -28,7 +28,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
     admitted = await gateway.intake.admit(
         drafts,
         tenant,
-        idempotency=Idempotency.of(key, route, await request.body()),
+        idempotency=Idempotency.of(key, route, await request.body()) if key else None,
         parent=traceparent_of(request),
         watch_seconds=gateway.settings.watch_seconds,
     )
