@@ -30,7 +30,7 @@ class Item(TypedDict):
 def load(name: str, tokenizer: Tokenizer) -> list[Item]:
     """`w32` (the lengths of W32), `bulk32` (32 pieces, as bulk summarization sends them), or a JSON file's path."""
     if name == "w32":
-        return _pieces(tokenizer, random.Random(0), W32_LENGTHS)
+        return pieces(tokenizer, random.Random(0), W32_LENGTHS)
     if name == "bulk32":
         return bulk32(tokenizer)
     items: list[Item] = json.loads(Path(name).read_text())
@@ -59,7 +59,7 @@ def long_documents(tokenizer: Tokenizer) -> list[list[int]]:
     ]
 
 
-def _pieces(tokenizer: Tokenizer, rng: random.Random, lengths: list[tuple[int, int]]) -> list[Item]:
+def pieces(tokenizer: Tokenizer, rng: random.Random, lengths: list[tuple[int, int]]) -> list[Item]:
     """One excerpt for each (prompt tokens, output tokens), from the documents that are long enough, in turn."""
     documents = long_documents(tokenizer)
     items: list[Item] = []

@@ -68,6 +68,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
 
     Raises ModelLoadError for a model that cannot be used, InvalidConfig for settings that do not fit it.
     """
+    log.info("loading %s", model)
     folder = resolve(model)
     device = _device(config)
     if config.num_threads is not None:
@@ -75,11 +76,12 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     fields = json.loads((folder / "config.json").read_text())
     dtype = _dtype(config, fields, device)
     decoder, max_model_len = load_decoder(folder, fields, dtype, device, config)
+    log.info("its weights are ready: %s", "; ".join(decoder.choices.values()))
     vocab_size = decoder.config.vocab_size
     make_runner = _cuda_runner if device.type == "cuda" else _cpu_runner
     runner = make_runner(decoder, max_model_len, config, dtype)
     tokenizer = Tokenizer(folder)
-    log.info("loaded %s from %s: %s on %s; %s", model, folder, dtype, device, "; ".join(decoder.choices.values()))
+    log.info("loaded %s from %s: %s on %s", model, folder, dtype, device)
     return LoadedModel(
         runner=runner,
         tokenizer=tokenizer,

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 def run(store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean drain, 1 where something broke."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    log.info("starting to serve %s", settings.model)
     try:
         return 0 if asyncio.run(_serve(store_settings, settings, engine_config)) else 1
     except (MillstreamError, EngineError) as error:  # what an operator can mend; its message says how

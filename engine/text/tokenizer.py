@@ -8,9 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from engine.errors import ModelLoadError
 from engine.text.chat_template import ChatTemplate
-from engine.text.vocabulary import token_bytes_of
+from engine.text.vocabulary import TokenBytes
+
+
+class _Description(msgspec.Struct):
+    """tokenizer.json, of which the library reads all else."""
+
+    decoder: dict[str, Any] | None = None
 
 
 class Tokenizer:
@@ -26,10 +34,10 @@ class Tokenizer:
 
         path = folder / "tokenizer.json"
         try:
-            self._backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for a missing or malformed file
+            self._data = path.read_bytes()
+            self._backend = Backend.from_buffer(self._data)
+        except Exception as error:  # the library raises bare Exception for a malformed file
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
-        self._description: dict[str, Any] = json.loads(path.read_text())
         self._config = _read_json(folder / "tokenizer_config.json")
         self.vocab_size: int = self._backend.get_vocab_size(with_added_tokens=True)
         added = self._backend.get_added_tokens_decoder()
@@ -63,7 +71,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The contents of tokenizer.json: what another process needs to encode as this one does."""
-        return json.dumps(self._description)
+        return self._data.decode()
 
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
@@ -79,14 +87,17 @@ class Tokenizer:
         return {name: token for name in names if (token := self._role_token(name)) is not None}
 
     @cached_property
-    def _bytes_by_id(self) -> list[bytes]:
-        return token_bytes_of(self._backend, self._description)
+    def _bytes_by_id(self) -> TokenBytes:
+        return TokenBytes(self._backend, self._decoder)
+
+    @cached_property
+    def _decoder(self) -> dict[str, Any]:
+        return msgspec.json.decode(self._data, type=_Description).decoder or {}
 
     @cached_property
     def _strips_leading_space(self) -> bool:
         """SentencePiece vocabularies write the first word with a space that is not in the text."""
-        decoder = self._description.get("decoder") or {}
-        steps = decoder.get("decoders", [decoder])
+        steps = self._decoder.get("decoders", [self._decoder])
         return any(step.get("type") == "Strip" and step.get("content") == " " for step in steps)
 
     def _role_token(self, role: str) -> str | None:

@@ -17,17 +17,22 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE_MARK = "▁"
 
 
-def token_bytes_of(backend: Any, description: dict[str, Any]) -> list[bytes]:
-    """Bytes by id. `description` is the parsed tokenizer.json. Raises ModelLoadError for an unknown kind."""
-    to_bytes = _reader(description.get("decoder") or {})
-    found = [b""] * backend.get_vocab_size(with_added_tokens=True)
-    for piece, token_id in backend.get_vocab(with_added_tokens=True).items():
-        if token_id < len(found):
-            found[token_id] = to_bytes(piece)
-    for token_id, token in backend.get_added_tokens_decoder().items():
-        if token_id < len(found):
-            found[token_id] = token.content.encode()  # added tokens are plain text in every family
-    return found
+class TokenBytes(dict[int, bytes]):
+    """Bytes by id, each found when it is first asked for: a whole vocabulary at once would delay a start.
+
+    An unused id has none. `decoder` is that part of tokenizer.json. Raises ModelLoadError for an unknown kind.
+    """
+
+    def __init__(self, backend: Any, decoder: dict[str, Any]) -> None:
+        added = backend.get_added_tokens_decoder().items()
+        super().__init__((token_id, token.content.encode()) for token_id, token in added)  # plain text in every family
+        self._backend = backend
+        self._read = _reader(decoder)
+
+    def __missing__(self, token_id: int) -> bytes:
+        piece = self._backend.id_to_token(token_id)
+        found = self[token_id] = b"" if piece is None else self._read(piece)
+        return found
 
 
 def printable_bytes() -> dict[str, int]:
