@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import secrets
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -168,7 +167,7 @@ class Admission:
         facts, lane = await self.outlook.facts(ask.model), await self.cards.lane(ask.model)
         least_output = int(work.output_tokens) if params.ignore_eos else max(1, params.min_tokens)
         least_seconds = eta.least_finish_seconds(facts, lane, ask.tier, work, least_output_tokens=least_output)
-        feasible_at = time.time() + least_seconds
+        feasible_at = await self.outlook.store.now_ms() / 1000 + least_seconds  # the clock that will end the job
         if ask.deadline_ms <= feasible_at * 1000:
             earliest = datetime.fromtimestamp(math.ceil(feasible_at), UTC).isoformat()
             raise DeadlineInfeasible(

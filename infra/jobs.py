@@ -353,6 +353,10 @@ class RedisJobs:
     async def delete_notice(self, notice: Notice) -> None:
         await self._on_lane(notice.lane, "delete_notice", [notice.id])
 
+    async def now_ms(self) -> int:
+        seconds, microseconds = await self._server.command("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
     async def ping(self) -> None:
         await self._server.command("SET", keys.PING, b"", "PX", 1000)
 

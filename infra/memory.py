@@ -325,6 +325,10 @@ class MemoryJobs:
     async def delete_notice(self, notice: Notice) -> None:
         self._on_lane(notice.lane, lambda lane, now_ms: lane.delete_notice(notice.id))
 
+    async def now_ms(self) -> int:
+        with self._open() as memory:
+            return memory.clock.now_ms()
+
     async def ping(self) -> None:
         with self._open():
             return

@@ -154,6 +154,10 @@ class JobStore(Protocol):
         """
         ...
 
+    async def now_ms(self) -> int:
+        """The store's own time, which leases and deadlines are measured by; other machines' clocks may be wrong."""
+        ...
+
     async def wait_for_work(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
         """Blocks until something may be claimable in the lanes or the time is up; returns ids cancelled meanwhile.
 

@@ -39,6 +39,7 @@ class Audit(msgspec.Struct):
 
     id: str
     events: list[dict[str, Any]]
+    view: dict[str, Any] = {}  # the job's record as a client sees it after the end
 
     @property
     def numbers(self) -> list[int]:
@@ -133,6 +134,11 @@ class Ledger:
         self.told[job_id] = Told(prompt, params, frozenset(may_end))
         return job_id
 
+    async def attempts(self, job_id: str) -> int:
+        """Attempts of a job begun so far."""
+        answer = await self._http.get(f"/v1/jobs/{job_id}")
+        return int(answer.json()["attempt"])
+
     async def follow(self, job_id: str, *, starting_after: int = -1) -> AsyncIterator[dict[str, Any]]:
         """Events as one connection brings them; ends with the log or the connection."""
         async with self._http.stream(
@@ -166,8 +172,9 @@ class Ledger:
 
         async def audit(job_id: str) -> None:
             async with slots:
-                self.audits[job_id] = await self.read_log(job_id)
-                self._judge(record, self.audits[job_id], await self._view(job_id))
+                audit = self.audits[job_id] = await self.read_log(job_id)
+                audit.view = await self._view(job_id)
+                self._judge(record, audit)
 
         try:
             async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
@@ -190,8 +197,8 @@ class Ledger:
                 pass
             await asyncio.sleep(PAUSE_SECONDS)
 
-    def _judge(self, record: Record, audit: Audit, view: dict[str, Any]) -> None:
-        told = self.told[audit.id]
+    def _judge(self, record: Record, audit: Audit) -> None:
+        told, view = self.told[audit.id], audit.view
         numbers, expected = audit.numbers, range(max(audit.numbers) + 1)
         record.duplicates += len(numbers) - len(set(numbers)) + len(audit.ends) - 1
         record.gaps += len(set(expected) - set(numbers))

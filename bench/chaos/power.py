@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
+from bench.chaos.preload import preload
 from bench.chaos.process import ChaosFailed
-from bench.chaos.yard import NotHere
 from infra.embedded import EmbeddedServer
-
-SOURCE = Path(__file__).with_name("sync_log.c")
 
 
 def sync_log_environment(folder: Path) -> dict[str, str]:
     """Builds the library that notes syncs; variables for the server that shall be watched."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        raise NotHere("there is no C compiler; on Debian: apt-get install gcc libc6-dev")
-    library = folder / "sync_log.so"
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(SOURCE), "-ldl"], check=True)
-    return {"LD_PRELOAD": str(library), "CHAOS_SYNC_LOG": str(folder / "sync.log")}
+    return {**preload("sync_log", folder), "CHAOS_SYNC_LOG": str(folder / "sync.log")}
 
 
 def lose_power(server: EmbeddedServer, log_path: Path) -> int:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from bench.chaos.scenarios import clients, durability, engine, outside, runs, store, tenants, workers
+from bench.chaos.scenarios import (
+    clients,
+    clocks,
+    continuation,
+    durability,
+    leaks,
+    outside,
+    runs,
+    store,
+    tenants,
+    workers,
+)
 from bench.chaos.yard import Scenario
 
 SCENARIOS: dict[str, Scenario] = {
@@ -26,6 +37,7 @@ SCENARIOS: dict[str, Scenario] = {
     "telemetry": outside.telemetry,
     "cache": tenants.cache,
     "run": runs.exact,
-    "continuation": engine.continuation,
-    "leaks": engine.leaks,
+    "clocks": clocks.skewed,
+    "continuation": continuation.continuation,
+    "leaks": leaks.leaks,
 }

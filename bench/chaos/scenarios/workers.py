@@ -85,7 +85,7 @@ async def zombie(yard: Yard) -> Record:
             sleeper.send(signal.SIGSTOP)
             other = await site.worker()
             await asyncio.sleep(LEASE_SECONDS + 0.5)
-            while not any([await ledger_attempts(ledger, job_id) > 1 for job_id in ids]):  # noqa: ASYNC110
+            while not any([await ledger.attempts(job_id) > 1 for job_id in ids]):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             sleeper.send(signal.SIGCONT)
             await ledger.settle(record, seconds=60)
@@ -97,12 +97,6 @@ async def zombie(yard: Yard) -> Record:
         record.demand(num_fenced > 0, "no write of the sleeper was fenced: the fault did not happen")
         record.figures = {"fenced writes": int(num_fenced), "duplicate outcomes": record.duplicates}
     return record
-
-
-async def ledger_attempts(ledger: Ledger, job_id: str) -> int:
-    """Attempts begun so far, as the client's view says."""
-    answer = await ledger._http.get(f"/v1/jobs/{job_id}")
-    return int(answer.json()["attempt"])
 
 
 async def recovery(yard: Yard) -> Record:
@@ -147,7 +141,7 @@ async def long_step(yard: Yard) -> Record:
         slow = await site.worker(engine={"fake_seconds_per_step": step_seconds})
         ledger = Ledger(site.http, Reference())
         ids = [await ledger.submit_until_accepted(f"{n} slow", {"max_tokens": 1, "temperature": 0.0}) for n in range(3)]
-        while await ledger_attempts(ledger, ids[-1]) < 1:  # noqa: ASYNC110
+        while await ledger.attempts(ids[-1]) < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await site.worker()
         await finish(site, ledger, record, seconds=4 * step_seconds + 30)
@@ -166,7 +160,7 @@ async def hung(yard: Yard) -> Record:
         stuck = await site.worker(stall_seconds=stall_seconds, engine={"fake_seconds_per_step": 3600.0})
         ledger = Ledger(site.http, Reference())
         job_id = await ledger.submit_until_accepted(*asks.long(1, max_tokens=40))
-        while await ledger_attempts(ledger, job_id) < 1:  # noqa: ASYNC110
+        while await ledger.attempts(job_id) < 1:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await site.worker()
         await ledger.settle(record, seconds=stall_seconds + 60)
