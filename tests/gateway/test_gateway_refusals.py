@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import pytest
 
+from infra.blobs import Blobs
+from infra.clock import ManualClock
 from infra.contracts import ModelCard
+from infra.memory import MemoryJobs
+from infra.settings import GatewaySettings
 from infra.store import JobStore
-from tests.gateway.gateway_aids import ALIAS, CONTEXT, VOCABULARY, Running
+from tests.gateway.gateway_aids import ALIAS, CONTEXT, VOCABULARY, Running, serving
 from tests.gateway.scripted import ScriptedWorker, until
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -259,3 +264,18 @@ async def test_a_feasible_deadline_is_taken_in_either_form(running: Running, wor
     for deadline in (at, float(at), text, text.replace("Z", "+00:00")):
         job = (await running.client.post("/v1/jobs", json={**JOB, "deadline": deadline})).json()
         assert job["deadline"] == at
+
+
+@pytest.mark.parametrize("wrong_by_seconds", [-3600, 3600])
+async def test_deadlines_are_judged_by_the_stores_clock(
+    blobs: Blobs, card: ModelCard, settings: GatewaySettings, wrong_by_seconds: int
+) -> None:
+    """It is the store that will end the job; this machine's clock is wrong by an hour, say."""
+    now = int(time.time()) - wrong_by_seconds
+    store = MemoryJobs(clock=ManualClock(now * 1000))
+    await store.put_card(card)
+    async with serving(store, blobs, settings) as running:
+        in_time = await running.client.post("/v1/jobs", json={**JOB, "deadline": now + 600})
+        too_late = await running.client.post("/v1/jobs", json={**JOB, "deadline": now - 1})
+    assert (in_time.status_code, too_late.status_code) == (202, 422), (in_time.text, too_late.text)
+    assert datetime.fromtimestamp(now, UTC).isoformat()[:16] in too_late.json()["error"]["message"]

@@ -23,7 +23,7 @@ PREEMPTING = ("preempting", {"n": 8, "max_tokens": 1200, "temperature": 1.0, "se
 async def leaks(yard: Yard) -> Record:
     record = Record(
         promise="nothing leaks",
-        fault="mixed load: cancels, hang-ups, several choices, preemption by recompute and swap",
+        fault="mixed load: cancels, hang-ups, several choices, preemption",
     )
     rounds, size = yard.size(3, 25), yard.size(100, 4000)
     async with yard.site() as site:
