@@ -11,6 +11,7 @@ they read is handed out again: not the source of a copy, not a host slot that is
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.plan import BlockMove
@@ -61,32 +62,32 @@ class BlockTables:
         return [copy.move for copy in self._copies], swap_out, self._swap_in.copy()
 
     def num_short(self, sequence: Sequence, num_tokens: int) -> int:
-        """Blocks missing from the available ones for the sequence to start and reach `num_tokens`; 0 or less: none."""
-        return self._start_needs(sequence, num_tokens, *self._find(sequence, num_tokens))
+        """Blocks missing from the available ones for the sequence to start and reach `num_tokens`; 0 or less: none.
+
+        Of beams that were swapped: for all of them to go on.
+        """
+        if sequence.state is SequenceState.SWAPPED:
+            return self._return_needs(sequence.group, self._full_places(sequence.group))
+        return self._start_needs(num_tokens, *self._find_cached(sequence, num_tokens))
 
     def try_start(self, sequence: Sequence, num_tokens: int, *, spare: int) -> bool:
         """Gives a waiting sequence the blocks that are there for its first `num_tokens` tokens: cached or swapped.
 
         Sets num_computed_tokens. The rest is not allocated yet, but False, nothing changed, is returned unless it could
-        be and `spare` blocks would still be available.
+        be and `spare` blocks would still be available. Beams that were swapped come back together.
         """
-        found, keys = self._find(sequence, num_tokens)
-        if self._start_needs(sequence, num_tokens, found, keys) > -spare:
-            return False
-        for block in found:
-            if block is not None:
-                self.pool.hold(block)
         if sequence.state is SequenceState.SWAPPED:
-            self._read_keys += sequence.host_keys  # their pins live on until the plan has read them
-            sequence.host_keys = []
-        else:
-            for key in keys:
-                self.host.try_pin(key)
-            self._read_keys += keys
-            sequence.num_computed_tokens = len(found) * self.pool.block_size
-        read = self._read(keys)
-        table = [read.pop(0) if block is None else block for block in found]
-        sequence.block_table = table
+            return self._try_return(sequence.group, spare)
+        blocks, keys = self._find_cached(sequence, num_tokens)
+        if self._start_needs(num_tokens, blocks, keys) > -spare:
+            return False
+        for block in blocks:
+            self.pool.hold(block)
+        for key in keys:
+            self.host.try_pin(key)
+        self._read_keys += keys
+        sequence.num_computed_tokens = (len(blocks) + len(keys)) * self.pool.block_size
+        sequence.block_table = blocks + self._read(keys)
         sequence.num_registered_blocks = 0
         if keys:
             self._came.append(sequence)
@@ -120,6 +121,21 @@ class BlockTables:
         child.num_registered_blocks = parent.num_registered_blocks
         child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.pool.block_size]
 
+    def regroup(self, sequences: list[Sequence], parents: list[int]) -> None:
+        """Sequence i goes on from the blocks of sequences[parents[i]]; blocks that none goes on from are let go.
+
+        All are computed to the same position. Nothing is copied: where two share a block, the first write will.
+        """
+        before = [(each.block_table, each.block_hashes, each.num_registered_blocks) for each in sequences]
+        for sequence, parent in zip(sequences, parents, strict=True):
+            table, hashes, num_registered = before[parent]
+            for block in table:
+                self.pool.hold(block)
+            sequence.block_table, sequence.block_hashes = table.copy(), hashes.copy()
+            sequence.num_registered_blocks = num_registered
+        for table, _, _ in before:
+            self.pool.release(table)
+
     def release(self, sequence: Sequence) -> None:
         """Takes all blocks of the sequence, on the device and on the host; nothing of it counts as computed."""
         self._undo_copy(sequence)
@@ -131,29 +147,29 @@ class BlockTables:
         sequence.num_computed_tokens = 0
         sequence.num_registered_blocks = 0
 
-    def try_swap_out(self, sequence: Sequence) -> bool:
-        """Moves the computed blocks to the host; False, nothing moved, where the host store has no room.
+    def try_swap_out(self, sequences: list[Sequence]) -> bool:
+        """Moves the computed blocks to the host, shared ones once; False, nothing moved, where it has no room for all.
 
         Content that is there already is not copied again. num_computed_tokens stays.
         """
-        self._undo_copy(sequence)
-        size = self.pool.block_size
-        num_computed = sequence.num_computed_tokens
-        blocks = sequence.block_table[: self.pool.num_blocks_for(num_computed)]
-        keys = [self._key(block, min(size, num_computed - i * size)) for i, block in enumerate(blocks)]
-        if self.host.num_new(keys) > self.host.num_available:
+        for sequence in sequences:
+            self._undo_copy(sequence)
+        keys = [self._keys(sequence) for sequence in sequences]
+        if self.host.num_new(chain.from_iterable(keys)) > self.host.num_available:
             return False
-        for key, block in zip(keys, blocks, strict=True):
-            pinned = self.host.try_pin(key)
-            assert pinned is not None
-            slot, is_new = pinned
-            if is_new:
-                self._swap_out[slot] = block
-        self.pool.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.host_keys = keys
-        sequence.num_registered_blocks = 0
-        self._left.append(sequence)
+        for sequence, its_keys in zip(sequences, keys, strict=True):
+            for key, block in zip(its_keys, sequence.block_table, strict=False):
+                pinned = self.host.try_pin(key)
+                assert pinned is not None
+                slot, is_new = pinned
+                if is_new:
+                    self._swap_out[slot] = block
+        for sequence, its_keys in zip(sequences, keys, strict=True):
+            self.pool.release(sequence.block_table)
+            sequence.block_table = []
+            sequence.host_keys = its_keys
+            sequence.num_registered_blocks = 0
+        self._left += sequences
         return True
 
     def settle(self) -> None:
@@ -201,19 +217,60 @@ class BlockTables:
         self.pool.check_integrity([*(sequence.block_table for sequence in sequences), self._sources.elements()])
         self.host.check_integrity([*(sequence.host_keys for sequence in sequences), self._read_keys])
 
-    def _find(self, sequence: Sequence, num_tokens: int) -> tuple[list[int | None], list[HostKey]]:
-        """The sequence's blocks by where they are: on the device, or None for each of the host keys that follow."""
-        if sequence.state is SequenceState.SWAPPED:
-            found = [self._on_device(key) for key in sequence.host_keys]
-            return found, [key for key, block in zip(sequence.host_keys, found, strict=True) if block is None]
+    def _find_cached(self, sequence: Sequence, num_tokens: int) -> tuple[list[int], list[HostKey]]:
+        """Blocks of a cached prefix on the device, and the keys of those behind them that the host has."""
         blocks, hashes = self.cache.match(sequence, num_tokens)
-        return [*blocks, *[None] * len(hashes)], list(hashes)
+        return blocks, list(hashes)
 
-    def _start_needs(self, sequence: Sequence, num_tokens: int, found: list[int | None], keys: list[HostKey]) -> int:
-        blocks = [block for block in found if block is not None]
-        total = max(self.pool.num_blocks_for(num_tokens), len(found))
-        num_revived = sum(1 for block in blocks if self.pool.ref_count(block) == 0)
-        return total - len(blocks) + num_revived - self.pool.num_available
+    def _start_needs(self, num_tokens: int, blocks: list[int], keys: list[HostKey]) -> int:
+        total = max(self.pool.num_blocks_for(num_tokens), len(blocks) + len(keys))
+        return total - len(blocks) + self._num_revived(blocks) - self.pool.num_available
+
+    def _split_keys(self, sequence: Sequence) -> tuple[list[HostKey], list[HostKey]]:
+        """Of its swapped blocks: the full ones, and the one it writes next if that has something in it."""
+        num_full = sequence.num_computed_tokens // self.pool.block_size
+        return sequence.host_keys[:num_full], sequence.host_keys[num_full:]
+
+    def _full_places(self, sequences: list[Sequence]) -> dict[HostKey, int | None]:
+        """The device block of each full swapped block, None where it must be read; shared ones are there once."""
+        return {key: self._on_device(key) for sequence in sequences for key in self._split_keys(sequence)[0]}
+
+    def _return_needs(self, sequences: list[Sequence], places: dict[HostKey, int | None]) -> int:
+        """Blocks missing for all to come back and compute what they have."""
+        blocks = [block for block in places.values() if block is not None]
+        total = len(places)
+        for sequence in sequences:
+            end = sequence.target if len(sequences) == 1 else sequence.num_tokens  # several had forked before
+            num_blocks = max(len(sequence.host_keys), self.pool.num_blocks_for(end))
+            total += num_blocks - len(self._split_keys(sequence)[0])
+        return total - len(blocks) + self._num_revived(blocks) - self.pool.num_available
+
+    def _try_return(self, sequences: list[Sequence], spare: int) -> bool:
+        """Full blocks that were shared are so again; of one that is about to be written everyone reads his own."""
+        places = self._full_places(sequences)
+        if self._return_needs(sequences, places) > -spare:
+            return False
+        keys = [self._split_keys(sequence) for sequence in sequences]
+        for block in (places[key] for full, _ in keys for key in full):
+            if block is not None:
+                self.pool.hold(block)
+        missing = [key for key, block in places.items() if block is None]
+        read = dict(zip(missing, self._read(missing), strict=True))
+        for block in (read[key] for full, _ in keys for key in full if key in read):
+            self.pool.hold(block)
+        self.pool.release(read.values())  # each is held by those whose tables it comes into
+        for sequence, (full, last) in zip(sequences, keys, strict=True):
+            sequence.block_table = [read[key] if (block := places[key]) is None else block for key in full]
+            sequence.block_table += self._read(last)
+            sequence.num_registered_blocks = 0
+            self._read_keys += sequence.host_keys  # their pins live on until the plan has read them
+            sequence.host_keys = []
+            if last or read:
+                self._came.append(sequence)
+        return True
+
+    def _num_revived(self, blocks: list[int]) -> int:
+        return sum(1 for block in blocks if self.pool.ref_count(block) == 0)
 
     def _read(self, keys: list[HostKey]) -> list[int]:
         """New blocks that the plan fills from the host, where the keys are pinned."""
@@ -239,6 +296,12 @@ class BlockTables:
             sequence.block_table[copy.place] = copy.move.source
             self._sources[copy.move.source] -= 1
             self.pool.release([copy.move.target])
+
+    def _keys(self, sequence: Sequence) -> list[HostKey]:
+        """Of its computed blocks."""
+        size, num_computed = self.pool.block_size, sequence.num_computed_tokens
+        blocks = sequence.block_table[: self.pool.num_blocks_for(num_computed)]
+        return [self._key(block, min(size, num_computed - i * size)) for i, block in enumerate(blocks)]
 
     def _key(self, block: int, num_tokens: int) -> HostKey:
         return self.pool.hash_of(block) or (block, self.pool.generation(block), num_tokens)

@@ -29,6 +29,8 @@ class Collector:
                 choice.logprobs = (choice.logprobs or []) + each.logprobs
                 added = sum(position.chosen.logprob for position in each.logprobs)
                 choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + added
+            if each.score is not None:
+                choice.score, choice.cumulative_logprob = each.score, each.cumulative_logprob
             if each.finish_reason is not None:
                 choice.finish_reason, choice.stop_reason, choice.error = (
                     each.finish_reason,

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig, LoadedModel, ModelInfo
-from engine.plan import PositionLogprobs, Sampled, StepResult, TokenLogprob
+from engine.plan import Candidate, PositionLogprobs, Sampled, StepResult, TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import printable_bytes
 
@@ -36,6 +36,8 @@ EOS, USER, ASSISTANT, SYSTEM = 256, 257, 258, 259
 _SPECIAL_TOKENS = {EOS: "<|end|>", USER: "<|user|>", ASSISTANT: "<|assistant|>", SYSTEM: "<|system|>"}
 VOCAB_SIZE = 256 + len(_SPECIAL_TOKENS)
 _DRAWN = b"etaoin shrdlu cmfwyp vbgkqjxz. etaoin shrdlu, ETAOIN SHRDLU 0123"  # 64 bytes: 6 bits choose one
+
+_LETTERS = sorted(set(_DRAWN))
 
 _CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -101,9 +103,27 @@ class FakeRunner:
         return digests
 
     def _draw(self, sequence: Sequence, digest: int) -> Sampled:
+        if sequence.request.beams is not None:
+            return Sampled(None, candidates=self._candidates(sequence, digest))
         token_id = self._token(sequence, digest)
-        count = sequence.params.logprobs
+        count = sequence.num_logprobs
         return Sampled(token_id, _logprobs(digest, token_id, count) if count is not None else None)
+
+    def _candidates(self, sequence: Sequence, digest: int) -> list[Candidate]:
+        """Every letter with a weight of its own, and the end of sequence where a draw would have been one."""
+        count, beams = sequence.num_logprobs, sequence.request.beams
+        assert beams is not None
+        may_end = sequence.num_output_tokens >= sequence.params.min_tokens
+        token_ids = [each for each in _LETTERS if may_end or each not in sequence.request.stop_token_ids]
+        every = self._config.fake_eos_every
+        if every and may_end and not sequence.params.ignore_eos and (mix(digest, 1) >> 16) % every == 0:
+            token_ids.append(EOS)
+        found = []
+        for token_id in token_ids:
+            logprob = math.log((mix(digest, token_id + 2) + 1) / 2**64) - 0.1
+            logprobs = None if count is None else _logprobs(digest, token_id, count)
+            found.append(Candidate(token_id, logprob, logprob, logprobs))
+        return sorted(found, key=lambda each: (-each.weight, each.token_id))[: beams.num_candidates]
 
     def _token(self, sequence: Sequence, digest: int) -> int:
         params = sequence.params

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.outputs import FinishReason
-    from engine.sequence import Sequence
+    from engine.sequence import Request, Sequence
 
 
 def finish_of(sequence: Sequence) -> tuple[FinishReason, int | None] | None:
@@ -14,12 +14,13 @@ def finish_of(sequence: Sequence) -> tuple[FinishReason, int | None] | None:
 
     An end-of-sequence token has no stop_reason, a stop token is its own. Neither counts before `min_tokens`.
     """
-    request = sequence.request
-    num_outputs = len(sequence.output_token_ids)
-    if num_outputs == 0:
-        return None
+    output = sequence.output_token_ids
+    return end_of(sequence.request, output[-1], len(output)) if output else None
+
+
+def end_of(request: Request, token_id: int, num_outputs: int) -> tuple[FinishReason, int | None] | None:
+    """The same for the token that makes an output `num_outputs` long."""
     if num_outputs >= request.params.min_tokens:
-        token_id = sequence.output_token_ids[-1]
         if token_id in request.eos_token_ids:
             return "stop", None
         if token_id in request.stop_token_ids:

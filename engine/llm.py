@@ -15,10 +15,12 @@ from dataclasses import replace
 
 import msgspec
 
+from engine.beams import BeamSearch
 from engine.collector import Collector
 from engine.config import EngineConfig, LoadedModel
 from engine.costs import StepCosts
 from engine.errors import EngineError, InvalidRequest
+from engine.held_back import HeldBackStream
 from engine.isolation import IsolatingExecutor
 from engine.outputs import ChoiceDelta, RequestDelta, RequestOutput
 from engine.params import SamplingParams
@@ -28,6 +30,7 @@ from engine.scheduler import Scheduler
 from engine.sequence import SEED_MASK, Request, Sequence
 from engine.stats import EngineStats, Totals, stats_of
 from engine.streams import RequestStream
+from engine.text.detokenizer import Detokenizer
 
 __all__ = ["LLM", "EngineStats", "Prompt"]
 
@@ -99,7 +102,7 @@ class LLM:
             raise InvalidRequest("request_id", f"{request_id!r} is in use; choose another")
         request = self._request(request_id, prompt, params or SamplingParams(), emitted)
         request.salt, request.tenant, request.adapter = salt, tenant, adapter
-        stream = RequestStream(request, self.tokenizer)
+        stream = (HeldBackStream if request.params.is_held_back else RequestStream)(request, self.tokenizer)
         self._scheduler.add(request)
         self._totals.num_prompt_tokens += request.num_prompt_tokens
         ends = stream.ends_emitted()
@@ -171,7 +174,7 @@ class LLM:
                 request_id = f"generate-{index}"
                 self.add_request(request_id, prompt, its_params)  # type: ignore[arg-type]
                 request = self._streams[request_id].request
-                collectors[request_id] = Collector(request_id, request.prompt_token_ids, len(request.sequences))
+                collectors[request_id] = Collector(request_id, request.prompt_token_ids, request.params.n)
             while self.has_unfinished():
                 for delta in self.step():
                     collectors[delta.request_id].add(delta)
@@ -221,10 +224,15 @@ class LLM:
         )
         if emitted is not None and len(emitted) > params.n:
             raise InvalidRequest("emitted", f"holds {len(emitted)} choices and n is {params.n}; leave out the rest")
-        for choice in range(params.n):
+        if params.is_held_back and any(emitted or []):
+            raise InvalidRequest("emitted", "holds tokens, and such a request emits none before its end; leave it out")
+        for choice in range(params.num_sequences):
             before = emitted[choice] if emitted is not None and choice < len(emitted) else []
             outputs = checked_token_ids("emitted", before, vocab_size)
             request.sequences.append(Sequence(request, choice, seed, outputs))
+        if params.use_beam_search:
+            text = Detokenizer(self.tokenizer, token_ids, params.stop, min_tokens=params.min_tokens)
+            request.beams = BeamSearch(request, text if params.stop else None)
         return request
 
     def _plan(self, now: float) -> Plan:
@@ -240,17 +248,25 @@ class LLM:
         for index, row in enumerate(plan.rows):
             request_id = row.sequence.request.request_id
             stream = self._streams[request_id]
+            deltas = found.setdefault(request_id, [])
             for sequence in row.draws:
-                choice, sampled = stream.choices[sequence.choice], next(samples)
-                found.setdefault(request_id, []).append(choice.advance(sampled))
+                sampled = next(samples)
+                deltas += stream.advance(sequence, sampled, now)
                 self._totals.num_generated_tokens += sampled.token_id is not None
-                if choice.stop_string is not None:
-                    self._scheduler.finish(sequence, "stop", choice.stop_string)
+                stop_string = stream.stop_string(sequence)
+                if stop_string is not None:
+                    self._scheduler.finish(sequence, "stop", stop_string)
             if index in result.row_errors:
-                found.setdefault(request_id, []).extend(stream.ends())
+                deltas += stream.ends()
         told = []
         for request_id, deltas in found.items():
-            told.append(self._streams[request_id].delta(deltas, now))
+            stream = self._streams[request_id]
+            deltas += stream.outcome()
+            if not deltas:
+                continue
+            if stream.request.beams is not None:
+                self._totals.num_generated_tokens += sum(len(delta.token_ids) for delta in deltas)
+            told.append(stream.delta(deltas, now))
             if told[-1].finished:
                 del self._streams[request_id]
         return told

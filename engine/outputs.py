@@ -21,6 +21,8 @@ class ChoiceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the token id or the string that stopped it; None for end-of-sequence
     error: str | None = None
+    cumulative_logprob: float | None = None  # with a choice that is told whole: of all its tokens, as logprobs are
+    score: float | None = None  # with a choice of several candidates: what they were ranked by
 
 
 @dataclass(slots=True)
@@ -56,7 +58,8 @@ class Choice:
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
     logprobs: list[PositionLogprobs] | None = None
-    cumulative_logprob: float | None = None
+    cumulative_logprob: float | None = None  # sum over its tokens; None where no logprobs were asked for or needed
+    score: float | None = None  # of beams: see `engine.beams`; of best_of: the mean logprob; choices are in its order
     error: str | None = None
 
 

@@ -40,7 +40,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """
 
     n: int = 1  # choices, 1..128
-    best_of: int | None = None
+    best_of: int | None = None  # n..128 candidates are drawn, and the n with the best mean logprob are the choices
     temperature: float = 1.0  # 0..100
     top_p: float = 1.0  # (0, 1]
     top_k: int = 0
@@ -59,9 +59,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     repetition_penalty: float = 1.0  # 0.01..100
     logit_bias: dict[int, float] | None = None  # token id -> -100..100
     bad_words: list[str] | None = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
+    use_beam_search: bool = False  # of width n, or best_of where given; the n best hypotheses are the choices
+    length_penalty: float = 1.0  # of beams: hypotheses rank by sum of logprobs / tokens ** length_penalty
+    early_stopping: bool | Literal["never"] = False  # of beams: see `engine.beams`
     guided: Guided | None = None
     priority: int = 0  # lower goes first, under the policy `priority`
     deadline: float | None = None  # Unix time in seconds, under the policy `deadline`
@@ -69,6 +69,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that grow in the engine: one for each choice, or for each candidate that may become one."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the choices are known only when all sequences have ended: nothing is told before."""
+        return self.use_beam_search or self.num_sequences > self.n
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> SamplingParams:
@@ -98,6 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_numbers(params)
         _check_stops(params, vocab_size)
         _check_tokens(params, vocab_size)
+        _check_candidates(params)
         _check_supported(params)
         limit = params.max_tokens
         if max_model_len is not None and num_prompt_tokens is not None:
@@ -207,11 +218,26 @@ def _check_token(name: str, token_id: int, vocab_size: int | None) -> None:
         raise InvalidRequest(name, f"names token {token_id}, which is outside {known}; remove it")
 
 
+def _check_candidates(params: SamplingParams) -> None:
+    """Beams are ranked, not drawn: what shapes a draw is refused beside them, and what shapes them without them."""
+    neutral = SamplingParams()
+    if not params.use_beam_search:
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(params, name) != getattr(neutral, name):
+                raise InvalidRequest(name, "concerns beams alone; leave it out, or set use_beam_search")
+        if params.num_sequences > params.n and params.is_greedy:
+            raise InvalidRequest("best_of", "greedy candidates are all the same; leave it out, or raise temperature")
+        return
+    for name in ("temperature", "top_p", "min_p"):
+        if getattr(params, name) != getattr(neutral, name):
+            raise InvalidRequest(name, "shapes draws, and beam search draws nothing; leave it out")
+    if params.top_k > 0:
+        raise InvalidRequest("top_k", "shapes draws, and beam search draws nothing; leave it out")
+    if params.guided is not None:
+        raise InvalidRequest("guided", "cannot shape beams; leave it out, or leave use_beam_search out")
+
+
 def _check_supported(params: SamplingParams) -> None:
     """What ENGINE promises but is not built yet is refused by name, never ignored."""
-    if params.use_beam_search:
-        raise InvalidRequest("use_beam_search", "beam search is not supported yet; leave it false and sample instead")
     if params.guided is not None:
         raise InvalidRequest("guided", "structured output is not supported yet; leave it out")
-    if params.best_of is not None and params.best_of > params.n:
-        raise InvalidRequest("best_of", "more candidates than n are not supported yet; set n and leave best_of out")

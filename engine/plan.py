@@ -79,13 +79,26 @@ class PositionLogprobs(NamedTuple):
     top: tuple[TokenLogprob, ...]
 
 
+class Candidate(NamedTuple):
+    """A way for a beam to go on by one token."""
+
+    token_id: int
+    weight: float  # log-softmax of the model's logits, after the processors: what beams are ranked by; may be -inf
+    logprob: float  # of the raw model distribution
+    logprobs: PositionLogprobs | None = None  # where they were asked for
+
+
 @dataclass(slots=True)
 class Sampled:
-    """One draw. `error` is set instead of a token when that draw alone failed (NaN logits, empty support)."""
+    """One draw. `error` is set instead of a token when that draw alone failed (NaN logits, empty support).
+
+    A beam draws no token: its likeliest `candidates` are named, the heaviest first, equal ones by id.
+    """
 
     token_id: int | None
     logprobs: PositionLogprobs | None = None
     error: str | None = None
+    candidates: list[Candidate] | None = None
 
 
 @dataclass(slots=True)

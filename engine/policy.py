@@ -137,4 +137,4 @@ def make_policy(config: EngineConfig) -> Policy:
 
 
 def _estimated_tokens(request: Request) -> int:
-    return request.num_prompt_tokens + request.params.n * (request.params.max_tokens or 0)
+    return request.num_prompt_tokens + request.params.num_sequences * (request.params.max_tokens or 0)

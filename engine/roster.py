@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.beams import common_len
 from engine.block_pool import BlockPool
 from engine.block_tables import BlockTables
 from engine.errors import InvalidRequest
@@ -66,21 +67,25 @@ class Roster:
         self.requests[request.request_id] = request
         self.waiting.push(request.trunk)
 
-    def start(self, now: float) -> Sequence:
-        """The sequence that goes first has its blocks: it gets a seat."""
+    def start(self, now: float) -> list[Sequence]:
+        """The sequence that goes first has its blocks: it gets a seat, and so do beams that come back with it."""
         sequence = self.waiting.pop()
+        group = sequence.group
         if sequence.state is SequenceState.WAITING:
             request = sequence.request
             request.first_scheduled = now
             request.num_cached_tokens = min(sequence.num_computed_tokens, request.num_prompt_tokens)
             self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
             self.policy.started(request)
-        sequence.move_to(SequenceState.RUNNING)
-        self.running.start(sequence)
-        return sequence
+        for each in group:
+            each.move_to(SequenceState.RUNNING)
+            self.running.start(each)
+        if len(group) > 1:
+            sequence.request.is_forked = True
+        return group
 
     def fork(self, trunk: Sequence) -> None:
-        """The prompt is computed: the other choices share its blocks from here."""
+        """What all share is computed: the other sequences share its blocks from here."""
         request = trunk.request
         others = [sequence for sequence in request.sequences if not (sequence is trunk or sequence.is_finished)]
         request.is_forked = True
@@ -90,27 +95,35 @@ class Roster:
             self.running.start(sequence)
 
     def preempt(self, sequence: Sequence, *, may_swap: bool = True) -> None:
-        """Takes a running sequence's seat and blocks; it waits in its old place."""
-        self.running.leave(sequence)
-        sequence.request.num_preemptions += 1
-        if may_swap and self._prefers_swap(sequence) and self.tables.try_swap_out(sequence):
-            sequence.request.num_swaps += 1
+        """Takes a running sequence's seat and blocks; it waits in its old place, and beams of one request as one."""
+        group = sequence.group
+        self._leave(group)
+        request = sequence.request
+        request.num_preemptions += 1
+        if may_swap and self._prefers_swap(group) and self.tables.try_swap_out(group):
+            request.num_swaps += 1
             self.num_swaps += 1
-            sequence.move_to(SequenceState.SWAPPED)
+            for each in group:
+                each.move_to(SequenceState.SWAPPED)
         else:
             self.num_recomputes += 1
-            self.tables.release(sequence)
-            sequence.move_to(SequenceState.PREEMPTED)
-        self.waiting.push(sequence)
+            self._forget_computed(group)
+        self.waiting.push(group[0])
 
     def lose_blocks(self, sequence: Sequence) -> None:
-        """The blocks of a running or swapped sequence are gone: it keeps its place and will be computed again."""
+        """The blocks of a running or swapped sequence are gone: it keeps its place and will be computed again.
+
+        So will the beams beside it.
+        """
+        group = sequence.group
         if sequence.state is SequenceState.RUNNING:
-            self.running.leave(sequence)
-            sequence.move_to(SequenceState.PREEMPTED)
-            self.waiting.push(sequence)
+            self._leave(group)
+            self._forget_computed(group)
+            self.waiting.push(group[0])
         elif sequence.state is SequenceState.SWAPPED:
-            self.waiting.lose_blocks(sequence)
+            self.waiting.discount(group[0])
+            self._forget_computed(group)
+            self.waiting.count(group[0])
 
     def drop_all(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
         """Ends all choices of a request that have not ended."""
@@ -161,13 +174,33 @@ class Roster:
             del self.requests[request.request_id]
             self.policy.finished(request)
 
-    def _prefers_swap(self, sequence: Sequence) -> bool:
+    def _leave(self, group: list[Sequence]) -> None:
+        for sequence in group:
+            self.running.leave(sequence)
+        if sequence.request.beams is not None:
+            sequence.request.is_forked = False
+
+    def _forget_computed(self, group: list[Sequence]) -> None:
+        """Takes their blocks. Beams begin anew from what they share."""
+        for sequence in group:
+            self.tables.release(sequence)
+            sequence.move_to(SequenceState.PREEMPTED)
+        beams = group[0].request.beams
+        if beams is not None and len(group) > 1:
+            beams.gather([sequence.output_token_ids for sequence in group])
+
+    def _prefers_swap(self, group: list[Sequence]) -> bool:
         mode = self._preemption_mode
-        num_tokens = sequence.num_computed_tokens
+        num_tokens = sum(sequence.num_computed_tokens for sequence in group)
         if mode == "recompute" or num_tokens == 0 or self.host.num_slots == 0:
             return False
-        num_blocks = self.pool.num_blocks_for(num_tokens)
-        return mode == "swap" or self._costs.prefers_swap(num_tokens=num_tokens, num_blocks=num_blocks)
+        if mode == "swap":
+            return True
+        if len(group) > 1:
+            num_common = common_len([sequence.output_token_ids for sequence in group])
+            num_tokens -= (len(group) - 1) * (group[0].num_prompt_tokens + num_common)  # computed once for all
+        num_blocks = len({block for sequence in group for block in sequence.block_table})
+        return self._costs.prefers_swap(num_tokens=num_tokens, num_blocks=num_blocks)
 
     def _evicted(self, block: int, content_hash: bytes) -> None:
         self.tables.evicted(block, content_hash)
@@ -180,9 +213,28 @@ class Roster:
             )
         most = num_prompt + max(1, request.params.max_tokens or 1) - 1  # the last token drawn is never computed
         num_blocks = self.pool.num_blocks_for(most)
+        if request.beams is not None:
+            self._check_beams_fit(request, num_blocks)
         if num_blocks > self.pool.num_blocks:
             raise InvalidRequest(
                 "max_tokens",
                 f"{num_prompt} prompt tokens and up to {request.params.max_tokens} more need {num_blocks} KV blocks of "
                 f"{self.pool.block_size}; the pool has {self.pool.num_blocks}; shorten the prompt or lower max_tokens",
+            )
+
+    def _check_beams_fit(self, request: Request, num_blocks_each: int) -> None:
+        """Beams run together: seats for all, and in the worst case blocks that share nothing but the prompt."""
+        width = len(request.sequences)
+        name = "n" if request.params.best_of is None else "best_of"
+        if width > self.running.max_num_seqs:
+            raise InvalidRequest(
+                name, f"is {width} beams, and max_num_seqs lets {self.running.max_num_seqs} run together; lower it"
+            )
+        num_shared = request.num_prompt_tokens // self.pool.block_size
+        num_blocks = num_shared + width * (num_blocks_each - num_shared)
+        if num_blocks > self.pool.num_blocks:
+            raise InvalidRequest(
+                name,
+                f"is {width} beams, which after {request.num_prompt_tokens} prompt tokens may need {num_blocks} KV "
+                f"blocks of {self.pool.block_size}; the pool has {self.pool.num_blocks}; lower it or max_tokens",
             )

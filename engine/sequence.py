@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from engine.beams import BeamSearch
     from engine.host_store import HostKey
     from engine.outputs import FinishReason
     from engine.params import SamplingParams
@@ -83,6 +84,12 @@ class Sequence:
         return self.state is SequenceState.FINISHED
 
     @property
+    def num_logprobs(self) -> int | None:
+        """Most likely tokens wanted beside each drawn one; None where not even its own logprob is."""
+        count = self.request.params.logprobs
+        return 0 if count is None and self.request.is_ranked else count
+
+    @property
     def order(self) -> tuple[float, int, int]:
         """Its place among all sequences; lower goes first. Never changes."""
         return (self.request.key, self.request.arrival_index, self.choice)
@@ -94,15 +101,24 @@ class Sequence:
 
     @property
     def target(self) -> int:
-        """So many tokens are computed before it draws: all, or the prompt where siblings wait to fork from it."""
-        return self.num_tokens if self.num_forks == 1 else self.num_prompt_tokens
+        """So many tokens are computed before it draws: all, or what it shares with siblings that wait to fork."""
+        return self.num_tokens if self.num_forks == 1 else self.request.num_shared_tokens
 
     @property
     def draws(self) -> list[Sequence]:
         """The sequences that draw their next token from the logits of its target."""
         if self.num_forks == 1:
             return [self]
+        if self.request.beams is not None:
+            return [] if self.output_token_ids else [self]
         return [each for each in self.request.sequences if not (each.is_finished or each.output_token_ids)]
+
+    @property
+    def group(self) -> list[Sequence]:
+        """The sequences that lose and get their blocks with it: itself, or all beams of its request once they fork."""
+        if self.request.beams is None or self.state not in (SequenceState.RUNNING, SequenceState.SWAPPED):
+            return [self]
+        return [each for each in self.request.sequences if each.state is self.state]
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids of positions start..end (half-open)."""
@@ -122,7 +138,7 @@ class Sequence:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """What was added to the engine: one prompt, and `params.n` sequences that share it."""
+    """What was added to the engine: one prompt, and `params.num_sequences` sequences that share it."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -137,10 +153,11 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()  # what ends a sequence; empty where params.ignore_eos
     stop_token_ids: frozenset[int] = frozenset()  # params.stop_token_ids and eos_token_ids together
     sequences: list[Sequence] = field(default_factory=list)  # in choice order
+    beams: BeamSearch | None = None  # where params.use_beam_search: its sequences are beams, best first
 
     key: float = 0.0  # from the policy, at arrival
     arrival_index: int = 0  # counts arrivals; breaks ties of key
-    is_forked: bool = False  # the prompt is computed and its sequences go their own ways
+    is_forked: bool = False  # what they share is computed, and its sequences go their own ways
     num_cached_tokens: int = 0  # prompt tokens that the prefix cache spared, at the first start
     prompt_logprobs: list[PositionLogprobs | None] | None = None  # as far as computed; entry i is about prompt token i
     first_scheduled: float | None = None  # seconds of the engine's clock
@@ -152,8 +169,21 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def is_ranked(self) -> bool:
+        """Whether its choices are the likeliest of more sequences that are drawn."""
+        return self.beams is None and self.params.num_sequences > self.params.n
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """So many first tokens are computed by the trunk for all, before they fork."""
+        return self.num_prompt_tokens + (0 if self.beams is None else self.beams.num_common_tokens)
+
+    @property
     def trunk(self) -> Sequence | None:
-        """The sequence that computes the prompt for all, until they fork; None once they have."""
+        """The sequence that computes what all share, until they fork; None once they have.
+
+        Beams that lost their blocks, or are swapped, are one again: the first waits for all.
+        """
         if self.is_forked:
             return None
         return next((sequence for sequence in self.sequences if not sequence.is_finished), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.beam_committer import BeamCommitter
 from engine.finish import finish_of
 from engine.sequence import SequenceState
 
@@ -18,6 +19,7 @@ class StepCommitter:
     def __init__(self, roster: Roster, config: EngineConfig) -> None:
         self._roster = roster
         self._config = config
+        self._beams = BeamCommitter(roster)
 
     def commit(self, plan: Plan, result: StepResult) -> None:
         self._roster.tables.settle()
@@ -34,15 +36,16 @@ class StepCommitter:
             if row.sequence.state is SequenceState.RUNNING:
                 self._commit_chunk(row, result.samples[at : at + len(row.draws)], result.prompt_logprobs.get(index, []))
             at += len(row.draws)
+        self._beams.advance()
 
     def _commit_decodes(self, rows: list[Row], samples: list[Sampled]) -> None:
         """The hot loop, well under a microsecond a row: only what fills its block or may end is looked at closer."""
         to_check: list[Row] = []
-        to_fail: list[tuple[Row, Sampled]] = []
+        others: list[tuple[Row, Sampled]] = []
         for row, sampled in zip(rows, samples, strict=True):
             token_id = sampled.token_id
             if token_id is None:
-                to_fail.append((row, sampled))
+                others.append((row, sampled))
                 continue
             sequence = row.sequence
             sequence.output_token_ids.append(token_id)
@@ -51,8 +54,11 @@ class StepCommitter:
             sequence.num_computed_tokens = num_computed
             if num_computed >= sequence.check_at or token_id in sequence.request.stop_token_ids:
                 to_check.append(row)
-        for row, sampled in to_fail:
-            self._roster.drop(row.sequence, "error", error=sampled.error or "no token was drawn")
+        for row, sampled in others:
+            if row.sequence.request.beams is not None:
+                self._beams.take(row, sampled, is_decode=True)
+            else:
+                self._roster.drop(row.sequence, "error", error=sampled.error or "no token was drawn")
         for row in to_check:
             self._check(row)
 
@@ -78,7 +84,10 @@ class StepCommitter:
         if sequence is request.trunk:
             self._roster.fork(sequence)
         for drawn, sampled in zip(row.draws, samples, strict=True):
-            self._begin_decode(drawn, sampled)
+            if request.beams is not None:
+                self._beams.take(row, sampled, is_decode=False)
+            else:
+                self._begin_decode(drawn, sampled)
         while self._roster.running.num_seats_taken > self._config.max_num_seqs:
             last = max((each for each in self._roster.running if each.request is request), key=lambda each: each.order)
             self._roster.preempt(last, may_swap=False)
@@ -97,7 +106,7 @@ class StepCommitter:
 
     def _fail_row(self, row: Row, error: str) -> None:
         """Its forward failed: so did every choice that depends on it."""
-        if row.sequence.request.is_forked:
+        if row.sequence.request.is_forked and row.sequence.request.beams is None:
             self._roster.drop(row.sequence, "error", error=error)
         else:
             self._roster.drop_all(row.sequence.request, "error", error=error)

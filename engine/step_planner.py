@@ -73,7 +73,7 @@ class StepPlanner:
     def _chunk_prefills(self, budget: int) -> list[Row]:
         rows = []
         for sequence in self._roster.running.prefilling.copy():
-            if budget > 0 and sequence.state is SequenceState.RUNNING:
+            if budget > 0 and sequence.state is SequenceState.RUNNING and not _waits_for_beams(sequence):
                 row = self._try_chunk(sequence, budget)
                 if row is not None:
                     rows.append(row)
@@ -81,14 +81,18 @@ class StepPlanner:
         return rows
 
     def _start_waiting(self, budget: int, now: float) -> list[Row]:
-        rows = []
+        rows: list[Row] = []
         while budget > 0:
-            sequence = self._try_start(now)
-            row = self._try_chunk(sequence, budget) if sequence is not None else None
-            if row is None:
+            started = self._try_start(now)
+            if not started:
                 break
-            rows.append(row)
-            budget -= len(row.token_ids)
+            for sequence in started:
+                if budget > 0 and sequence.state is SequenceState.RUNNING and not _waits_for_beams(sequence):
+                    row = self._try_chunk(sequence, budget)
+                    if row is None:
+                        return rows
+                    rows.append(row)
+                    budget -= len(row.token_ids)
         return rows
 
     def _try_chunk(self, sequence: Sequence, budget: int) -> Row | None:
@@ -97,18 +101,21 @@ class StepPlanner:
         end = min(target, start + budget)
         while not self._roster.tables.try_grow(sequence, end):
             victim = self._roster.running.last()
-            if victim is sequence:
+            if victim in sequence.group:
                 return None  # it keeps what it has until those before it are done
             self._preempt(victim)
         draws = sequence.draws if end == target else []
         num_logits = max(1 if draws else 0, _num_prompt_logits(sequence, start, end))
         return Row(sequence, start, sequence.tokens(start, end), sequence.block_table, num_logits, draws)
 
-    def _try_start(self, now: float) -> Sequence | None:
-        """Starts the sequence that goes first, if there is a seat and room; the policy may preempt for it."""
+    def _try_start(self, now: float) -> list[Sequence]:
+        """Starts the sequence that goes first, if there is a seat and room; the policy may preempt for it.
+
+        Beams that were swapped start together.
+        """
         sequence = self._roster.waiting.peek()
         if sequence is None or (self._has_preempted and sequence.state is not SequenceState.WAITING):
-            return None
+            return []
         target = sequence.target
         while not (
             self._roster.running.has_seats_for(sequence)
@@ -116,7 +123,7 @@ class StepPlanner:
         ):
             victim = self._yielding_to(sequence, target)
             if victim is None:
-                return None
+                return []
             self._preempt(victim)
         return self._roster.start(now)
 
@@ -148,6 +155,11 @@ class StepPlanner:
 def running_rows(rows: list[Row]) -> list[Row]:
     """Those whose sequences still have their seats."""
     return [row for row in rows if row.sequence.state is SequenceState.RUNNING]
+
+
+def _waits_for_beams(sequence: Sequence) -> bool:
+    """Whether it has computed all it has: a beam that has proposed, and waits for those beside it to do so."""
+    return sequence.num_computed_tokens == sequence.target
 
 
 def _num_prompt_logits(sequence: Sequence, start: int, end: int) -> int:

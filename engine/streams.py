@@ -52,6 +52,14 @@ class ChoiceStream:
             self.end(delta)
         return delta
 
+    def replay(self, token_ids: list[int]) -> str:
+        """The text of a whole output whose sequence has ended; what is held back comes with `end`."""
+        sequence = self.sequence
+        is_stop_token = sequence.finish_reason == "stop" and not isinstance(sequence.stop_reason, str)
+        if is_stop_token and not sequence.params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        return "".join(map(self._detokenizer.push, token_ids))
+
     @property
     def stop_string(self) -> str | None:
         return self._detokenizer.stop_reason
@@ -87,6 +95,18 @@ class RequestStream:
     def is_told(self) -> bool:
         return all(choice.is_told for choice in self.choices)
 
+    def advance(self, sequence: Sequence, sampled: Sampled, now: float) -> list[ChoiceDelta]:
+        """What one draw that the scheduler has committed says, at `now` of the engine's clock."""
+        return [self.choices[sequence.choice].advance(sampled)]
+
+    def stop_string(self, sequence: Sequence) -> str | None:
+        """The stop string that the sequence's text now holds: tell the scheduler."""
+        return self.choices[sequence.choice].stop_string
+
+    def outcome(self) -> list[ChoiceDelta]:
+        """What is told only once all sequences have ended, and the step's draws are advanced."""
+        return []
+
     def ends(self) -> list[ChoiceDelta]:
         """Deltas of choices that ended without a draw of this step: by abort, a failed forward."""
         deltas = []
@@ -110,8 +130,8 @@ class RequestStream:
 
     def delta(self, deltas: list[ChoiceDelta], now: float) -> RequestDelta:
         request = self.request
-        if self._first_token_at is None and any(delta.token_ids for delta in deltas):
-            self._first_token_at = now
+        if any(delta.token_ids for delta in deltas):
+            self._note_token(now)
         told = RequestDelta(request.request_id, deltas, request.num_prompt_tokens, request.num_cached_tokens)
         known = request.prompt_logprobs
         if known is not None and len(known) == request.num_prompt_tokens and not self._has_told_prompt_logprobs:
@@ -121,6 +141,10 @@ class RequestStream:
             told.finished = True
             told.timeline = self._timeline(now)
         return told
+
+    def _note_token(self, now: float) -> None:
+        if self._first_token_at is None:
+            self._first_token_at = now
 
     def _timeline(self, now: float) -> Timeline:
         request = self.request

@@ -27,7 +27,7 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (sequence.order, sequence))
-        self._count(sequence, 1)
+        self.count(sequence)
 
     def peek(self) -> Sequence | None:
         """The sequence that goes first."""
@@ -42,28 +42,27 @@ class WaitingQueue:
     def pop(self) -> Sequence:
         """Removes the sequence that `peek` returned, while its state is still that of waiting."""
         _, sequence = heapq.heappop(self._heap)
-        self._count(sequence, -1)
+        self.discount(sequence)
         return sequence
 
     def discard(self, sequence: Sequence) -> None:
         """A waiting sequence is about to finish: call before its state changes."""
-        self._count(sequence, -1)
+        self.discount(sequence)
         self._num_finished += 1
         if self._num_finished > _REBUILD_ABOVE and self._num_finished * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if not (entry[1] is sequence or entry[1].is_finished)]
             heapq.heapify(self._heap)
             self._num_finished = 0
 
-    def lose_blocks(self, sequence: Sequence) -> None:
-        """What was swapped out is gone: the sequence keeps its place and will be computed again."""
-        self._count(sequence, -1)
-        sequence.move_to(SequenceState.PREEMPTED)
-        self._count(sequence, 1)
-
     def sequences(self) -> list[Sequence]:
         """All that wait, in no order."""
         return [sequence for _, sequence in self._heap if not sequence.is_finished]
 
-    def _count(self, sequence: Sequence, sign: int) -> None:
-        self.num_tokens += sign * sequence.num_tokens
-        self.num_swapped += sign * (sequence.state is SequenceState.SWAPPED)
+    def count(self, sequence: Sequence) -> None:
+        """Adds a waiting sequence to the figures; `discount` it before its state changes."""
+        self.num_tokens += sequence.num_tokens
+        self.num_swapped += sequence.state is SequenceState.SWAPPED
+
+    def discount(self, sequence: Sequence) -> None:
+        self.num_tokens -= sequence.num_tokens
+        self.num_swapped -= sequence.state is SequenceState.SWAPPED

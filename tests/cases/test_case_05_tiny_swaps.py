@@ -2,7 +2,7 @@
 
 Kind: the smallest numbers of preemption. Siblings: no host slots, one, fewer than a sequence needs; a sequence
 preempted before it computed anything; n = 8 in a pool for one; more choices than seats; the first request alone
-cannot fit; beams are refused by name until they exist.
+cannot fit; beams that can never run together.
 """
 
 from __future__ import annotations
@@ -40,6 +40,23 @@ def test_more_choices_than_seats(trial: Callable[..., Trial], max_num_seqs: int)
     engine.assert_all_as_alone()
 
 
+@pytest.mark.parametrize(
+    ("num_host_slots", "mode"), [(0, "swap"), (3, "swap"), (40, "auto"), (80, "swap"), (80, "recompute")]
+)
+def test_eight_beams_in_a_pool_for_eight(trial: Callable[..., Trial], num_host_slots: int, mode: str) -> None:
+    """They are preempted and come back together, and end as alone; so do the choices that make them."""
+    engine = trial(num_kv_blocks=25, num_host_slots=num_host_slots, preemption_mode=mode,
+                   max_num_seqs=32, max_num_batched_tokens=32)  # fmt: skip
+    for index, length in enumerate((1, BLOCK, BLOCK + 1)):
+        engine.add(f"c{index}", prompt_of(length), max_tokens=2 * BLOCK + 2, n=2, seed=index)
+        engine.add(f"b{index}", prompt_of(length), max_tokens=2 * BLOCK + 2, n=8, use_beam_search=True, logprobs=1)
+    engine.run()
+    stats = engine.llm.stats()
+    assert stats.num_preempted_recompute + stats.num_preempted_swap > 2
+    assert mode != "swap" or num_host_slots < 80 or stats.num_preempted_swap > 0
+    engine.assert_all_as_alone()
+
+
 def test_preempted_with_nothing_computed(trial: Callable[..., Trial]) -> None:
     """A sequence that started in this very plan, or whose blocks are all cached ones, is preempted again."""
     engine = trial(num_kv_blocks=6, num_host_slots=8, preemption_mode="swap", max_num_seqs=4,
@@ -58,7 +75,7 @@ def test_what_can_never_fit_fails_alone_and_at_once(trial: Callable[..., Trial])
     engine.add("fits", prompt_of(20), max_tokens=4 * BLOCK - 20 + 1, n=3)  # its last token is never computed
     with pytest.raises(InvalidRequest, match="prompt: has 32 tokens"):
         engine.add("long", prompt_of(4 * BLOCK), max_tokens=4)
-    with pytest.raises(InvalidRequest, match="use_beam_search"):
-        engine.add("beams", prompt_of(4), max_tokens=4, n=8, use_beam_search=True)
+    with pytest.raises(InvalidRequest, match=r"n: is 8 beams, which .* may need 16 KV blocks of 8; the pool has 4"):
+        engine.add("beams", prompt_of(4), max_tokens=8, n=8, use_beam_search=True)
     engine.run()
     assert [len(choice.token_ids) for choice in engine.output("fits").choices] == [12] * 3  # up to the pool's context

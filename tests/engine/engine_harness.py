@@ -75,6 +75,7 @@ class CheckedRunner(FakeRunner):
         invariants.plan_is_well_formed(plan)
         invariants.plan_within_pool(plan, scheduler)
         invariants.writes_are_exclusive(plan, scheduler)
+        invariants.beams_stay_together(scheduler)
         if not self.num_failures:  # a plan that is executed in parts does not hold everyone
             invariants.copies_serve_rows(plan, scheduler)
             invariants.the_first_goes_on(plan, scheduler)
@@ -111,7 +112,7 @@ class Harness:
         stream = self.llm._streams.get(request_id)
         if stream is not None:
             request = stream.request
-            self.collectors[request_id] = Collector(request_id, request.prompt_token_ids, len(request.sequences))
+            self.collectors[request_id] = Collector(request_id, request.prompt_token_ids, request.params.n)
 
     def step(self, *, check: bool = True) -> list[RequestDelta]:
         self.clock.now += 0.01

@@ -86,10 +86,26 @@ def writes_are_exclusive(plan: Plan, scheduler: Scheduler) -> None:
 
 
 def the_first_goes_on(plan: Plan, scheduler: Scheduler) -> None:
-    """No starvation: the running sequence that goes first has a row, so it ends; then another is first."""
+    """No starvation: the running sequence that goes first has a row, so it ends; then another is first.
+
+    Where it is a beam that waits for those beside it, one of them has.
+    """
     first = min(scheduler.roster.running, key=lambda sequence: sequence.order, default=None)
     if first is not None:
-        assert any(row.sequence is first for row in plan.rows), "the first sequence was passed over"
+        assert any(row.sequence in first.group for row in plan.rows), "the first sequence was passed over"
+
+
+def beams_stay_together(scheduler: Scheduler) -> None:
+    """Beams that have forked are all running, and hold blocks for as many tokens; else one of them waits for all."""
+    for request in scheduler.roster.requests.values():
+        if request.beams is None:
+            continue
+        states = [sequence.state.value for sequence in request.sequences]
+        if request.is_forked:
+            assert set(states) == {"running"}, f"forked beams are {states}"
+            assert len({sequence.num_tokens for sequence in request.sequences}) == 1
+        else:
+            assert "running" not in states[1:], f"beams that wait as one are {states}"
 
 
 def nothing_waits_idly(plan: Plan, scheduler: Scheduler) -> None:
@@ -128,5 +144,6 @@ def outputs_equal_alone(output: RequestOutput, alone: RequestOutput, *, emitted:
         assert theirs.text.endswith(ours.text) and (before or ours.text == theirs.text)
         assert (ours.finish_reason, ours.stop_reason) == (theirs.finish_reason, theirs.stop_reason)
         assert (ours.logprobs or []) == (theirs.logprobs or [])[len(before) :]
+        assert ours.score == theirs.score and (before or ours.cumulative_logprob == theirs.cumulative_logprob)
     if any(len(before) < len(choice.token_ids) for before, choice in zip(emitted or [[]], alone.choices, strict=False)):
         assert output.prompt_logprobs == alone.prompt_logprobs

@@ -63,7 +63,7 @@ def test_no_whole_number_takes_anything_else(field: str, value: Any) -> None:
         ("bad_words", [""]), ("bad_words", ["x" * 1025]), ("bad_words", ["x"] * 65),
         ("logit_bias", {-1: 1}), ("logit_bias", {1000: 1}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: 101}),
         ("logit_bias", {1: -math.inf}), ("logit_bias", dict.fromkeys(range(1025), 0)),
-        ("use_beam_search", True), ("guided", {"regex": "a"}), ("early_stopping", "sometimes"),
+        ("length_penalty", 2.0), ("early_stopping", True), ("guided", {"regex": "a"}), ("early_stopping", "sometimes"),
         ("deadline", 0), ("deadline", -1),
         ("colour", "red"), ("Temperature", 1),
     ],
@@ -75,9 +75,23 @@ def test_bad_values_are_refused_by_name(field: str, value: Any) -> None:
 def test_combinations_are_checked() -> None:
     refused("min_tokens", 5, max_tokens=4)
     refused("best_of", 1, n=2)
-    assert "not supported yet" in refused("best_of", 3, n=2).message
-    assert "not supported yet" in refused("use_beam_search", True).message
+    refused("best_of", 2, n=1, temperature=0.0)
+    for name, value in (
+        ("temperature", 0.0), ("temperature", 0.7), ("top_p", 0.9), ("top_k", 5), ("min_p", 0.1),
+        ("guided", {"choice": ["a"]}), ("length_penalty", 101.0), ("best_of", 2),
+    ):  # fmt: skip
+        refused(name, value, n=3, use_beam_search=True)
     assert "not supported yet" in refused("guided", {"choice": ["a"]}).message
+
+
+def test_beams_take_their_own_fields() -> None:
+    params = SamplingParams(
+        n=2, use_beam_search=True, length_penalty=-1.5, early_stopping="never", stop=["x"], stop_token_ids=[3],
+        min_tokens=2, max_tokens=9, logprobs=2, seed=5, best_of=4, logit_bias={1: -100}, repetition_penalty=1.2,
+    )  # fmt: skip
+    assert params.validated(vocab_size=10).num_sequences == 4 and params.is_held_back
+    assert SamplingParams(n=2, best_of=3).validated().is_held_back
+    assert not SamplingParams(n=2, best_of=2).validated().is_held_back
 
 
 def test_more_logprobs_than_tokens_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Random schedules: arrivals, aborts, forks, tiny pools, swaps, failing steps; every invariant holds throughout."""
+"""Random schedules: arrivals, aborts, forks, beams, tiny pools, swaps, failing steps; invariants hold throughout."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ requests = st.fixed_dictionaries(
         "family": st.integers(0, 2),  # prompts of a family share their beginning
         "num_shared": st.integers(0, 40),
         "num_own": st.integers(1, 30),
+        "kind": st.sampled_from(["choices", "choices", "beams", "best of"]),
         "n": st.sampled_from([1, 1, 1, 2, 3, 5]),
+        "length_penalty": st.sampled_from([1.0, 0.0, 2.0, -1.0]),  # of beams, as the next
+        "early_stopping": st.sampled_from([False, True, "never"]),
         "max_tokens": st.integers(1, 40),
         "temperature": st.sampled_from([0.0, 1.0]),
         "seed": st.integers(0, 3),
         "stop": st.sampled_from([(), (), ("e",), ("st", "ta ")]),
+        "stop_token_ids": st.sampled_from([(), (), (ord("o"), ord("t"), ord("7"))]),
         "min_tokens": st.sampled_from([0, 0, 3]),
         "logprobs": st.sampled_from([None, None, 2]),
         "prompt_logprobs": st.sampled_from([None, None, 1]),
@@ -49,6 +53,26 @@ requests = st.fixed_dictionaries(
         "num_emitted": st.sampled_from([None, None, 0, 1, 7, 1000]),
     }
 )
+
+
+def as_kind(request: dict[str, Any], num_emitted: int | None) -> int | None:
+    """Leaves of the parameters what a request of its kind may have; returns how much it has emitted before."""
+    kind = request.pop("kind")
+    shape = {name: request.pop(name) for name in ("length_penalty", "early_stopping")}
+    if kind == "choices":
+        return num_emitted
+    if kind == "beams":
+        del request["temperature"]
+        request |= {"use_beam_search": True, **shape}
+    if kind == "best of" or request["seed"] == 3:  # some searches are wider than what they return
+        request["best_of"] = request["n"] + 2
+    if kind == "best of":
+        request["temperature"] = 1.0
+    return None
+
+
+def as_lists(request: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in request.items()}
 
 
 class Schedules(RuleBasedStateMachine):
@@ -71,17 +95,30 @@ class Schedules(RuleBasedStateMachine):
         prompt = [(7 * family + i) % 251 for i in range(num_shared)] + own
         where = {name: request.pop(name) for name in ("tenant", "salt")}
         request["min_tokens"] = min(request["min_tokens"], request["max_tokens"])
-        if len(prompt) >= self.max_len:
-            with pytest.raises(InvalidRequest, match="prompt"):
-                self.harness.add(request_id, prompt, **{**request, "stop": list(request["stop"])})
+        num_emitted = as_kind(request, num_emitted)
+        refusal = "prompt" if len(prompt) >= self.max_len else self.refusal_of_beams(request, len(prompt))
+        if refusal is not None:
+            with pytest.raises(InvalidRequest, match=refusal):
+                self.harness.add(request_id, prompt, **as_lists(request))
             return
         expected = alone(tuple(prompt), max_model_len=self.max_len, **request)
         emitted = None
         if num_emitted is not None:  # choices stand at different places, some at their end
             emitted = [choice.token_ids[: num_emitted + 3 * choice.index] for choice in expected.choices]
-        given = {**request, **where, "stop": list(request["stop"]), "emitted": emitted}
+        given = {**as_lists(request), **where, "emitted": emitted}
         self.harness.add(request_id, prompt, **given)
         self.given[request_id] = (expected, emitted)
+
+    def refusal_of_beams(self, request: dict[str, Any], num_prompt: int) -> str | None:
+        """The field that is refused of beams that cannot run together: no seats, or no room where they share least."""
+        if "use_beam_search" not in request:
+            return None
+        width, size = request.get("best_of", request["n"]), self.harness.config.block_size
+        num_computed = num_prompt + min(request["max_tokens"], self.max_len - num_prompt) - 1
+        num_blocks = num_prompt // size + width * (-(-num_computed // size) - num_prompt // size)
+        if width <= self.harness.config.max_num_seqs and num_blocks <= self.harness.runner.num_kv_blocks:
+            return None
+        return "best_of" if "best_of" in request else "^n:"
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:

@@ -27,7 +27,7 @@ COMPLETION = {"model": ALIAS, "prompt": "hello"}
 PARAMS = {"temperature": -1, "top_p": 1.5, "top_k": -2, "min_p": 2, "n": 0, "max_tokens": 0, "min_tokens": -1,
           "presence_penalty": 3, "frequency_penalty": -3, "repetition_penalty": 0, "seed": 2**70, "logprobs": 21,
           "stop": ["x"] * 65, "stop_token_ids": [VOCABULARY], "logit_bias": {str(VOCABULARY): 1},
-          "use_beam_search": True, "best_of": 2}  # fmt: skip
+          "length_penalty": 2, "best_of": 200}  # fmt: skip
 
 # (route, body, status, param)
 CASES: list[tuple[str, Any, int, str | None]] = [
