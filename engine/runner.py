@@ -11,13 +11,13 @@ import logging
 import torch
 
 from engine.batch import build_batch
+from engine.beam_sampler import answer
 from engine.config import EngineConfig, LoadedModel, ModelInfo
 from engine.errors import DeviceFailed, InvalidConfig
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.load import AnyDecoder, load_decoder
 from engine.plan import Plan, Runner, StepResult
 from engine.row_places import draws_of, prompt_logprobs
-from engine.sampler import sample
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
 from engine.weights.digest import tokenizer_digest, weights_digest
@@ -60,7 +60,7 @@ class TorchRunner:
             return StepResult([])
         batch = build_batch(plan.rows, self.block_size, self.decoder.device)
         logits = self.decoder.forward(batch, self._kv)
-        return StepResult(sample(logits, draws_of(plan.rows)), prompt_logprobs(plan.rows, logits))
+        return StepResult(answer(logits, draws_of(plan.rows)), prompt_logprobs(plan.rows, logits))
 
 
 def load_runner(model: str, config: EngineConfig) -> LoadedModel:

@@ -11,7 +11,7 @@ Draws that need the same are made together, each row to the bit as if it were al
     temperature only      gumbel_max.draw_from_all
     filters               filters.support, then gumbel_max.draw_from_some
 
-A beam draws nothing: its likeliest continuations are named (`engine.beam_candidates`).
+Beams draw nothing; `engine.beam_sampler` answers for them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.beam_candidates import beam_candidates
 from engine.filters import has_filters, support
 from engine.gumbel_max import draw_from_all, draw_from_some
 from engine.logprobs import position_logprobs
@@ -53,27 +52,6 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
 
     A draw whose logits hold NaN or infinity, or to which no token is left, answers with `error`; the others are unhurt.
     """
-    is_beam = [draw.sequence.request.beams is not None for draw in draws]
-    if not any(is_beam):
-        return _draw(logits, draws)
-    beams = [draw for draw in draws if draw.sequence.request.beams is not None]
-    drawn = iter(_draw(logits, [draw for draw in draws if draw.sequence.request.beams is None]))
-    named = iter(_name(_rows_of(logits, beams), [draw.sequence for draw in beams]))
-    return [next(named if each else drawn) for each in is_beam]
-
-
-def _name(rows: torch.Tensor, sequences: list[Sequence]) -> list[Sampled]:
-    """The candidates of beams; rows: [len(sequences), vocab]."""
-    sound = largest(rows)[0].isfinite().nonzero().squeeze(-1).tolist()
-    named = [Sampled(None, error=_NOT_FINITE) for _ in sequences]
-    if sound:
-        part = rows if len(sound) == len(sequences) else rows[sound]
-        for place, candidates in zip(sound, beam_candidates(part, [sequences[i] for i in sound]), strict=True):
-            named[place] = Sampled(None, candidates=candidates)
-    return named
-
-
-def _draw(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     if not draws:
         return []
     rows = _rows_of(logits, draws)

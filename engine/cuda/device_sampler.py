@@ -36,7 +36,7 @@ class DeviceSampler:
             self._staging = Staging(self._device, 2 * num_bytes_of(arrays))
         on_device = self._staging.upload(arrays)
         fields = Draws(**_part(on_device, "draws."))
-        asking = [index for index, draw in enumerate(draws) if draw.sequence.params.logprobs is not None]
+        asking = [index for index, draw in enumerate(draws) if draw.sequence.num_logprobs is not None]
         raw = logits[fields.places[torch.tensor(asking, device=logits.device)]] if asking else None
         token_edits = None if edits is None else TokenEdits(**_part(on_device, "edits."))
         return PendingDraws(self._device, draws, self._drawn(logits, draws, fields, token_edits), asking, raw)
@@ -81,7 +81,7 @@ class PendingDraws:
     def _logprobs(self, token_ids: list[int], outcomes: list[int]) -> dict[int, PositionLogprobs]:
         if self._raw is None:
             return {}
-        counts = [self._draws[index].sequence.params.logprobs or 0 for index in self._asking]
+        counts = [self._draws[index].sequence.num_logprobs or 0 for index in self._asking]
         chosen = [token_ids[index] if outcomes[index] == Outcome.TOKEN else 0 for index in self._asking]
         found = position_logprobs(self._raw, chosen, max(counts))
         return {

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import build_batch
+from engine.beam_sampler import in_order, name_candidates, of_beams
 from engine.cuda.block_mover import BlockMover
 from engine.cuda.buckets import Buckets
 from engine.cuda.decode_inputs import empty_inputs
@@ -25,8 +26,9 @@ from engine.errors import DeviceFailed
 from engine.kv_storage import KVStorage
 from engine.models.decoder import Decoder
 from engine.models.transformers_fallback import TransformersDecoder
-from engine.plan import Plan, PositionLogprobs, Row, StepResult
+from engine.plan import Plan, PositionLogprobs, Row, Sampled, StepResult
 from engine.row_places import draws_of, prompt_logprobs
+from engine.sampler import Draw
 
 
 class CudaRunner:
@@ -66,12 +68,14 @@ class CudaRunner:
     def _launch(self, plan: Plan) -> LaunchedStep:
         self._mover.move(plan)
         if not plan.rows:
-            return LaunchedStep(None, {})
+            return LaunchedStep([], None, [], {})
         self._mover.wait_for(plan.rows)
         logits = self._forward(plan.rows)
         asked = prompt_logprobs(plan.rows, logits)
         draws = draws_of(plan.rows)
-        return LaunchedStep(self._sampler.draw(logits, draws) if draws else None, asked)
+        drawn, named = of_beams(draws, False), of_beams(draws, True)
+        candidates = name_candidates(logits, named) if named else []
+        return LaunchedStep(draws, self._sampler.draw(logits, drawn) if drawn else None, candidates, asked)
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
         bucket = None if self.graphs is None else self.graphs.bucket_for(rows)
@@ -84,8 +88,11 @@ class CudaRunner:
 class LaunchedStep:
     """A step that the device works on."""
 
-    draws: PendingDraws | None  # None: nothing to draw
+    draws: list[Draw]
+    drawn: PendingDraws | None  # None: nothing to draw
+    named: list[Sampled]  # candidates of beams, which nobody goes on from before they are ranked
     prompt_logprobs: dict[int, list[PositionLogprobs]]
 
     def result(self) -> StepResult:
-        return StepResult(self.draws.result() if self.draws is not None else [], self.prompt_logprobs)
+        drawn = self.drawn.result() if self.drawn is not None else []
+        return StepResult(in_order(self.draws, drawn, self.named), self.prompt_logprobs)
