@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import redis
-from redis.asyncio import Redis
 
+from infra.addresses import ClusterAddress, without_password
+from infra.cluster import Cluster
 from infra.errors import StoreUnavailable, StoreUnsuitable
-from infra.pools import pool_for
-
-Argument = str | bytes | int | float
+from infra.node import Argument, Command, Node, first_error
 
 # What the server must know. EVALSHA_RO came with Redis 7.0, whose script flags we need; no version string is trusted.
 _COMMANDS = ("XADD", "XREADGROUP", "XINFO", "ZRANGEBYSCORE", "EVALSHA", "EVALSHA_RO", "PEXPIRE")
 # Answers that mean "not now": a replica, a failover, a full or failing disk, full memory, a script that blocks.
-_NOT_NOW = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "UNBLOCKED", "BUSY",
-            "LOADING")  # fmt: skip
+_NOT_NOW = ("MISCONF", "NOREPLICAS", "UNBLOCKED", "BUSY")
+_NOT_NOW_KINDS = (
+    redis.exceptions.OutOfMemoryError,
+    redis.exceptions.ReadOnlyError,
+    redis.exceptions.ClusterDownError,
+    redis.exceptions.TryAgainError,
+)
 
 
 @contextmanager
@@ -33,8 +36,8 @@ def translated() -> Iterator[None]:
         raise StoreUnsuitable(f"the server's access list denies us what we need: {error}") from error
     except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
         raise StoreUnavailable(f"the store cannot be reached: {error}") from error
-    except (redis.exceptions.OutOfMemoryError, redis.exceptions.ReadOnlyError) as error:
-        raise StoreUnavailable(f"the store refuses writes: {error}") from error
+    except _NOT_NOW_KINDS as error:
+        raise StoreUnavailable(f"the store refuses this for now: {error}") from error
     except redis.exceptions.ResponseError as error:
         if str(error).startswith(_NOT_NOW):
             raise StoreUnavailable(f"the store refuses this for now: {error}") from error
@@ -42,56 +45,84 @@ def translated() -> Iterator[None]:
 
 
 class Server:
-    """One server, through a pool of connections of its own.
+    """The store's server through a pool of connections of its own, or a Cluster's servers, each through one.
 
-    It never repeats a command by itself: only callers know what may be repeated.
+    It never repeats a command by itself: only callers know what may be repeated. In a Cluster, the key says where a
+    command goes; one without a key (INFO, TIME) takes a key to be `near`, which a single server does not need.
     """
 
     def __init__(self, url: str, *, max_connections: int = 32, timeout_seconds: float = 5.0) -> None:
         try:
-            pool = pool_for(url, max_connections=max_connections, timeout_seconds=timeout_seconds)
+            address = ClusterAddress.parse(url)
+            self._servers: Node | Cluster
+            if address is None:
+                self._servers = Node(url, max_connections=max_connections, timeout_seconds=timeout_seconds)
+            else:
+                self._servers = Cluster(address, max_connections=max_connections, timeout_seconds=timeout_seconds)
         except ValueError as error:
-            without_password = re.sub(r"//[^@/]*@", "//…@", url)
-            raise StoreUnsuitable(f"{without_password!r} is no address of a server: {error}") from error
-        self._client = Redis.from_pool(pool)
+            raise StoreUnsuitable(f"{without_password(url)!r} is no address of a server: {error}") from error
 
-    async def raw(self, *parts: Argument) -> Any:
+    @property
+    def is_cluster(self) -> bool:
+        return isinstance(self._servers, Cluster)
+
+    async def raw(self, *parts: Argument, near: Argument | None = None) -> Any:
         """One command's answer. Raises redis errors as they are."""
-        return await cast(Any, self._client).execute_command(*parts)
+        return await self._servers.one(parts, near=near)
 
-    async def command(self, *parts: Argument) -> Any:
+    async def command(self, *parts: Argument, near: Argument | None = None) -> Any:
         with translated():
-            return await self.raw(*parts)
+            return await self.raw(*parts, near=near)
 
-    async def batch(self, *commands: Sequence[Argument], atomic: bool = True, raise_errors: bool = True) -> list[Any]:
+    async def batch(self, *commands: Command, atomic: bool = True, near: Argument | None = None) -> list[Any]:
         """The answers of several commands in one round trip; `atomic`: as one transaction in one slot."""
         with translated():
-            return await self.raw_batch(*commands, atomic=atomic, raise_errors=raise_errors)
+            answers = await self.raw_batch(*commands, atomic=atomic, near=near)
+            if (error := first_error(answers)) is not None:
+                raise error
+            return answers
 
-    async def raw_batch(
-        self, *commands: Sequence[Argument], atomic: bool = False, raise_errors: bool = False
-    ) -> list[Any]:
-        """As `batch`, but redis errors as they are; by default the server's are among the answers, not raised."""
-        async with self._client.pipeline(transaction=atomic) as pipe:
-            for command in commands:
-                cast(Any, pipe).execute_command(*command)
-            return await pipe.execute(raise_on_error=raise_errors)
+    async def raw_batch(self, *commands: Command, atomic: bool = False, near: Argument | None = None) -> list[Any]:
+        """As `batch`, but redis errors as they are, and the server's own among the answers instead of raised."""
+        return await self._servers.several(commands, atomic=atomic, near=near)
+
+    async def everywhere(self, *parts: Argument) -> list[Any]:
+        """The answers of every server that takes writes."""
+        with translated():
+            return await self._servers.everywhere(parts)
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._servers.close()
 
 
 async def probe(server: Server) -> None:
-    """Raises StoreUnsuitable where the server cannot keep our promises, with what to change."""
-    known = await server.command("COMMAND INFO", *_COMMANDS)
-    missing = [name for name, about in zip(_COMMANDS, known, strict=True) if about is None]
-    if missing:
+    """Raises StoreUnsuitable where a server cannot keep our promises, with what to change."""
+    await _demand_the_kind_named(server)
+    for known in await server.everywhere("COMMAND INFO", *_COMMANDS):
+        missing = [name for name, about in zip(_COMMANDS, known, strict=True) if about is None]
+        if missing:
+            raise StoreUnsuitable(
+                f"the server does not know {', '.join(missing)}; use Redis 7.0 or newer, or Valkey 8 or newer"
+            )
+    for memory in await server.everywhere("INFO", "memory"):
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if policy != "noeviction":
+            raise StoreUnsuitable(
+                f"the server would throw jobs away when memory is full: maxmemory-policy is {policy}. "
+                "Set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in the server's configuration)."
+            )
+
+
+async def _demand_the_kind_named(server: Server) -> None:
+    """Raises StoreUnsuitable for a single server's address that is a Cluster's, and the other way round."""
+    try:
+        [about, *_] = await server.everywhere("INFO", "cluster")
+    except redis.exceptions.ResponseError as error:
+        if "cluster support disabled" not in str(error):
+            raise
+        raise StoreUnsuitable("the server is in no Cluster; write its address as redis://host:port/0") from error
+    if about.get("cluster_enabled") and not server.is_cluster:
         raise StoreUnsuitable(
-            f"the server does not know {', '.join(missing)}; use Redis 7.0 or newer, or Valkey 8 or newer"
-        )
-    policy = (await server.command("INFO", "memory")).get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise StoreUnsuitable(
-            f"the server would throw jobs away when memory is full: maxmemory-policy is {policy}. "
-            "Set it to noeviction (CONFIG SET maxmemory-policy noeviction, and in the server's configuration)."
+            "the server is one of a Cluster; write its address as redis+cluster://host:port,host:port, "
+            "with some servers of the Cluster"
         )

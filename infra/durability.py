@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from infra.connect import Argument, Server
+from infra.connect import Server
 from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.node import Argument
 from infra.settings import StoreSettings
 
 WAIT_SECONDS = 3.0  # under the connections' time-out
@@ -41,10 +42,9 @@ class Durability:
             raise StoreUnsuitable("durability_replicas must be at least 1 where durability is replicated")
         has_waitaof = True
         if settings.durability == "fsync":
-            if not (await server.command("INFO", "persistence")).get("aof_enabled"):
+            if not all(about.get("aof_enabled") for about in await server.everywhere("INFO", "persistence")):
                 raise StoreUnsuitable("durability is fsync, but the server keeps no append-only file: appendonly yes")
-            [about] = await server.command("COMMAND INFO", "WAITAOF")
-            has_waitaof = about is not None
+            has_waitaof = all(about is not None for [about] in await server.everywhere("COMMAND INFO", "WAITAOF"))
             await _demand_always(server)
         return cls(settings.durability, settings.durability_replicas, has_waitaof)
 
@@ -81,9 +81,10 @@ class Durability:
 
 async def _demand_always(server: Server) -> None:
     """Raises StoreUnsuitable unless the server syncs before it answers."""
-    said = await server.command("CONFIG GET", "appendfsync")
-    policy = said.get("appendfsync") or said.get(b"appendfsync")
-    if policy not in ("always", b"always"):
+    for said in await server.everywhere("CONFIG GET", "appendfsync"):
+        policy = said.get("appendfsync") or said.get(b"appendfsync")
+        if policy in ("always", b"always"):
+            continue
         raise StoreUnsuitable(
             "durability is fsync, but the server answers before it has synced: set appendfsync always "
             "(CONFIG SET appendfsync always, and in the server's configuration)"

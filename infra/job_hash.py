@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from infra.connect import Argument
 from infra.contracts import (
     Event,
     EventBody,
@@ -24,6 +23,7 @@ from infra.contracts import (
     Webhook,
     pack,
 )
+from infra.node import Argument
 from infra.states import TERMINAL, Status
 from infra.store import LaneLoad
 from infra.tiers import STRIDES

@@ -15,7 +15,7 @@ import msgspec
 import redis
 
 from infra import keys
-from infra.connect import Argument, Server, probe
+from infra.connect import Server, probe
 from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord, pack
 from infra.contracts import EventBody as Body
 from infra.durability import Durability
@@ -41,11 +41,12 @@ from infra.job_hash import (
     pairs,
 )
 from infra.keys import Lane
+from infra.node import Argument
 from infra.scripts import Call, Scripts
 from infra.settings import QueueSettings, StoreSettings
 from infra.states import TERMINAL, Status, change_to
 from infra.store import LaneLoad, Place, Sweep
-from infra.streams import EventsDoorbell, WorkDoorbell
+from infra.streams import Doorbell, EventsBell, WorkBell
 from infra.work import Work
 
 _CARD = msgspec.msgpack.Decoder(ModelCard)
@@ -63,10 +64,10 @@ class RedisJobs:
         self._server = Server(url)
         self._settings = settings
         self._scripts = Scripts(self._server, settings)
-        self._work = WorkDoorbell(url)
-        self._events = EventsDoorbell(url)
+        self._work = Doorbell(url, WorkBell)
+        self._events = Doorbell(url, EventsBell)
         self._durability = Durability()
-        self._has_room_until = 0.0  # monotonic time until which the last look at the server's memory holds
+        self._has_room_until: dict[int, float] = {}  # lane -> monotonic time until which the last look holds
 
     @classmethod
     async def connect(
@@ -130,8 +131,8 @@ class RedisJobs:
     # --- the life of a job ---
 
     async def submit(self, job: NewJob, *, max_waiting: int | None = None) -> tuple[Job, Place] | None:
-        await self._demand_room()
         lane = Lane(keys.lane_of(job.id))
+        await self._demand_room(lane)
         # The tenant's index is in a slot of its own: noted before, so that no job is ever missing from it.
         # An entry without a job is passed over by readers.
         index = keys.tenant_jobs(job.tenant)
@@ -390,16 +391,16 @@ class RedisJobs:
             after = page[-1].sequence_number
         return log
 
-    async def _demand_room(self) -> None:
-        """Raises StoreUnavailable where the server's memory is too full for new work; looks once a second."""
-        if time.monotonic() < self._has_room_until:
+    async def _demand_room(self, lane: Lane) -> None:
+        """Raises StoreUnavailable where the lane's server has no memory for new work; looks once a second."""
+        if time.monotonic() < self._has_room_until.get(lane.number, 0.0):
             return
-        memory = await self._server.command("INFO", "memory")
+        memory = await self._server.command("INFO", "memory", near=lane.state)
         if 0 < memory["maxmemory"] * _MAX_MEMORY_SHARE < memory["used_memory"]:
             raise StoreUnavailable(
                 f"the store is over {_MAX_MEMORY_SHARE:.0%} of its memory and takes no new jobs until some have ended"
             )
-        self._has_room_until = time.monotonic() + _MEMORY_LOOK_SECONDS
+        self._has_room_until[lane.number] = time.monotonic() + _MEMORY_LOOK_SECONDS
 
     @property
     def _index_ms(self) -> int:

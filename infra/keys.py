@@ -115,6 +115,12 @@ class Lane:
         return f"{self.prefix}:mark"
 
     @property
+    def never(self) -> str:
+        """A key that never exists. A Cluster's server that gives this slot away, key by key, therefore never has all
+        that a script declares, and refuses it (TRYAGAIN) before it begins: no script sees half a lane."""
+        return f"{self.prefix}:never"
+
+    @property
     def declared(self) -> tuple[str, ...]:
         """What every script on this lane declares, in the order in which `lua/lane.lua` names it."""
         return _declared(self.number)
@@ -131,4 +137,4 @@ def _declared(number: int) -> tuple[str, ...]:
     lane, tiers = Lane(number), tuple(Tier)
     streams, waiting = tuple(map(lane.stream, tiers)), tuple(map(lane.waiting, tiers))
     clocks = (lane.due, lane.expiry, lane.feed, lane.control, lane.outbox, lane.state, lane.dead, lane.watch)
-    return (*streams, *waiting, *clocks)
+    return (*streams, *waiting, *clocks, lane.never)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlencode
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -30,8 +32,10 @@ def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> Conne
     address = SentinelAddress.parse(url)
     if address is None:
         return BlockingConnectionPool.from_url(url, **options, **waiting)
+    options = {"ssl": address.has_tls, **parse_url(f"redis://?{urlencode(address.options)}"), **options}
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        list(address.sentinels), sentinel_kwargs={**options, "password": address.sentinel_password}
+        list(address.sentinels),
+        sentinel_kwargs={**options, "username": address.sentinel_username, "password": address.sentinel_password},
     )
     return _SentinelPool(  # type: ignore[no-untyped-call]
         address.service,
@@ -39,8 +43,6 @@ def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> Conne
         db=address.database,
         username=address.username,
         password=address.password,
-        ssl=address.has_tls,
-        **dict(address.options),
         **options,
         **waiting,
     )

@@ -12,8 +12,9 @@ from typing import Any
 import redis
 
 from infra import endings, losses, states, tiers, work
-from infra.connect import Argument, Server, translated
+from infra.connect import Server, translated
 from infra.durability import Durability
+from infra.node import Argument, first_error
 from infra.settings import QueueSettings
 from infra.store import PLACE_LOOKS
 
@@ -77,7 +78,7 @@ class Scripts:
 
     async def load(self) -> None:
         for source in self._sources.values():
-            await self._server.command("SCRIPT LOAD", source)
+            await self._server.everywhere("SCRIPT LOAD", source)
 
     async def call(
         self,
@@ -121,10 +122,13 @@ class Scripts:
             proof: list[tuple[Argument, ...]] = []
         else:
             proof = kept[0].proof(kept[1])
+        before: list[Any] = []
+        if self._server.is_cluster:  # no way leads to several slots at once: one after the other, the last with its proof
+            before = [await self._server.raw(*command) for command in commands[:-1]]
+            commands = commands[-1:]
         answers = await self._server.raw_batch(*commands, *proof)
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
+        if (error := first_error(answers)) is not None:
+            raise error
         if kept is not None and proof:
             kept[0].check(answers[-1])
-        return answers[: len(commands)]
+        return before + answers[: len(commands)]

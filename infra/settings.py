@@ -19,7 +19,7 @@ class StoreSettings:
     """Where the shared state lives."""
 
     redis_url: str | None = (
-        None  # redis://, rediss:// or unix://; None: an embedded server (`millstream up`) or localhost
+        None  # redis[s]://, redis[s]+cluster://, redis[s]+sentinel://, unix://; None: an embedded server or localhost
     )
     blob_url: str | None = None  # file:///folder or s3://bucket/prefix for large payloads; None: a folder in the cache
     cache_dir: Path | None = None  # converted models, embedded server's data, blobs; None: ~/.cache/millstream
@@ -107,12 +107,12 @@ class DispatcherSettings:
     sweep_seconds: float = 30.0
     notice_hide_seconds: float = 60.0  # a notice whose relay died returns after so long
     public_url: str = ""  # the gateway as clients reach it, put before the paths in webhooks: https://llm.example.com
-    celery_url: str | None = None  # broker of the steps of runs; None: the store's server
+    celery_url: str | None = None  # broker of the steps of runs, no Cluster; None: the store's server
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSettings:
-    celery_url: str | None = None  # broker of the steps; None: the store's server
+    celery_url: str | None = None  # broker of the steps, no Cluster; None: the store's server
     run_window: int = 16  # child jobs of one run in the queue at once
     file_roots: str = ""  # colon-separated folders that file:// inputs may name; empty: none
     s3_roots: str = ""  # comma-separated s3://bucket/prefix that s3:// inputs may name; empty: none

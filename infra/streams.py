@@ -1,4 +1,4 @@
-"""Blocking reads: what wakes a worker and a gateway's hub. Each reader has a connection of its own.
+"""Blocking reads: what wakes a worker and a gateway's hub. They have connections of their own.
 
 A read blocks for at most `_BLOCK_SECONDS` and the connection's time-out lies above it, so that a server that is gone is
 noticed. Positions survive a lost connection and a failover; what is missed meanwhile, the next look finds.
@@ -7,7 +7,8 @@ noticed. Positions survive a lost connection and a failover; what is missed mean
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import redis
 
@@ -18,13 +19,15 @@ from infra.keys import Lane
 _BLOCK_SECONDS = 1.5
 _TIMEOUT_SECONDS = 5.0
 _PAGE = 1000
+_MAX_LANES = 1000  # of a Cluster, read side by side
+_MISSING_SECONDS = 0.5  # a lane whose server does not answer is asked again after so long
 
 
 class StreamReader:
     """Follows streams from where they stood when it first saw them."""
 
-    def __init__(self, url: str) -> None:
-        self.server = Server(url, max_connections=1, timeout_seconds=_TIMEOUT_SECONDS)
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self._positions: dict[str, bytes] = {}
 
     async def note(self, streams: Sequence[str]) -> bool:
@@ -32,7 +35,7 @@ class StreamReader:
         new = [stream for stream in streams if stream not in self._positions]
         if new:
             asked = [("XINFO STREAM", stream) for stream in new]
-            answers = await self.server.batch(*asked, atomic=False, raise_errors=False)
+            answers = await self.server.raw_batch(*asked)
             for stream, answer in zip(new, answers, strict=True):
                 if isinstance(answer, redis.exceptions.ResponseError) and "no such key" in str(answer):
                     self._positions[stream] = b"0-0"
@@ -44,9 +47,6 @@ class StreamReader:
 
     async def read(self, streams: Sequence[str], *, seconds: float) -> dict[str, list[bytes]]:
         """The field `j` of new entries by stream; blocks until there are some, or the time is up."""
-        if not streams:
-            await asyncio.sleep(seconds)
-            return {}
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while True:
@@ -68,28 +68,30 @@ class StreamReader:
         self._positions[stream] = entries[-1][0]
         return [fields[b"j"] for _, fields in entries]
 
-    async def close(self) -> None:
-        await self.server.close()
+
+class Bell(Protocol):
+    async def ring(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        """Blocks until something happened in the lanes, or the time is up. Raises redis errors as they are."""
+        ...
 
 
-class WorkDoorbell:
+class WorkBell:
     """Rings when something may be claimable in some lanes, and names the jobs that were ended meanwhile."""
 
-    def __init__(self, url: str) -> None:
-        self._reader = StreamReader(url)
+    def __init__(self, server: Server) -> None:
+        self._reader = StreamReader(server)
         self._looked_ms: dict[int, int] = {}
 
-    async def wait(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
-        with translated():
-            keys = [Lane(number) for number in lanes]
-            streams = [lane.stream(tier) for lane in keys for tier in Tier] + [lane.control for lane in keys]
-            is_new = await self._reader.note(streams)
-            next_seconds = await self._seconds_until_due(keys)
-            if is_new or next_seconds == 0:
-                seconds = 0.0
-            else:
-                seconds = timeout if next_seconds is None else min(timeout, next_seconds)
-            found = await self._reader.read(streams, seconds=seconds)
+    async def ring(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        keys = [Lane(number) for number in lanes]
+        streams = [lane.stream(tier) for lane in keys for tier in Tier] + [lane.control for lane in keys]
+        is_new = await self._reader.note(streams)
+        next_seconds = await self._seconds_until_due(keys)
+        if is_new or next_seconds == 0:
+            seconds = 0.0
+        else:
+            seconds = timeout if next_seconds is None else min(timeout, next_seconds)
+        found = await self._reader.read(streams, seconds=seconds)
         controls = {lane.control for lane in keys}
         return {job_id.decode() for stream in controls for job_id in found.get(stream, ()) if job_id}
 
@@ -108,22 +110,65 @@ class WorkDoorbell:
         looked_ms = self._looked_ms.get(lane)
         return "-inf" if looked_ms is None else f"({looked_ms}"
 
-    async def close(self) -> None:
-        await self._reader.close()
 
-
-class EventsDoorbell:
+class EventsBell:
     """Rings when event logs in some lanes grow, and names their jobs."""
 
-    def __init__(self, url: str) -> None:
-        self._reader = StreamReader(url)
+    def __init__(self, server: Server) -> None:
+        self._reader = StreamReader(server)
 
-    async def wait(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
-        with translated():
-            feeds = [Lane(number).feed for number in lanes]
-            is_new = await self._reader.note(feeds)
-            found = await self._reader.read(feeds, seconds=0.0 if is_new else timeout)
+    async def ring(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        feeds = [Lane(number).feed for number in lanes]
+        is_new = await self._reader.note(feeds)
+        found = await self._reader.read(feeds, seconds=0.0 if is_new else timeout)
         return {job_id.decode() for entries in found.values() for ids in entries for job_id in ids.split()}
 
+
+class Doorbell:
+    """Waits at several lanes: by one read where one server has them all; by one for each lane in a Cluster, whose
+    reads go on from one wait to the next, so that none is broken off."""
+
+    def __init__(self, url: str, bell: Callable[[Server], Bell]) -> None:
+        self._server = Server(url, timeout_seconds=_TIMEOUT_SECONDS, max_connections=_MAX_LANES)
+        self._bell = bell
+        self._bells: dict[int | None, Bell] = {}  # by lane; of a single server, one for all
+        self._reading: dict[int, asyncio.Task[set[str]]] = {}
+
+    async def wait(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
+        """What the bells name. Raises StoreUnavailable where no server of the lanes answers."""
+        if not lanes:
+            await asyncio.sleep(timeout)
+            return set()
+        with translated():
+            if not self._server.is_cluster:
+                return await self._bell_of(None).ring(lanes, timeout=timeout)
+            for lane in lanes:
+                if lane not in self._reading:
+                    self._reading[lane] = asyncio.create_task(self._read(lane, timeout))
+            await asyncio.wait(self._reading.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            return self._collected(lanes)
+
+    def _collected(self, lanes: Sequence[int]) -> set[str]:
+        done = {lane: self._reading.pop(lane) for lane, task in list(self._reading.items()) if task.done()}
+        failures = {lane: error for lane, task in done.items() if (error := task.exception()) is not None}
+        if failures.keys() >= set(lanes):
+            raise next(iter(failures.values()))
+        return {job_id for lane, task in done.items() if lane not in failures for job_id in task.result()}
+
+    async def _read(self, lane: int, timeout: float) -> set[str]:
+        try:
+            return await self._bell_of(lane).ring([lane], timeout=timeout)
+        except Exception:
+            await asyncio.sleep(_MISSING_SECONDS)
+            raise
+
+    def _bell_of(self, lane: int | None) -> Bell:
+        if lane not in self._bells:
+            self._bells[lane] = self._bell(self._server)
+        return self._bells[lane]
+
     async def close(self) -> None:
-        await self._reader.close()
+        for task in self._reading.values():
+            task.cancel()
+        await asyncio.gather(*self._reading.values(), return_exceptions=True)
+        await self._server.close()

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import redis
 
+from bench.chaos.clusters import Clustered, clustered
 from infra.embedded import EmbeddedServer
 from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
@@ -47,10 +48,33 @@ def redis_url(redis_server: EmbeddedServer) -> str:
     return url
 
 
+@pytest.fixture(scope="session")
+def redis_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clustered]:
+    """A Cluster of three primaries for this test session."""
+    try:
+        with clustered(tmp_path_factory.mktemp("cluster"), directives=["appendonly no"]) as cluster:
+            yield cluster
+    except MillstreamError as error:
+        skip_or_fail(f"no embedded server: {error}")
+
+
+@pytest.fixture
+def cluster_url(redis_cluster: Clustered) -> str:
+    """URL of the session's Cluster, empty, for one test alone."""
+    redis_cluster.flush()
+    return redis_cluster.url
+
+
+def backend_of(request: pytest.FixtureRequest) -> str:
+    """`memory`, or the URL of an empty server or Cluster, as the fixture's parameter says."""
+    fixtures = {"redis": "redis_url", "cluster": "cluster_url"}
+    return "memory" if request.param == "memory" else str(request.getfixturevalue(fixtures[request.param]))
+
+
 @pytest.fixture(params=["memory", "redis"])
 def store_url(request: pytest.FixtureRequest) -> str:
-    """`memory` or the URL of an empty database: which backend a test runs on."""
-    return "memory" if request.param == "memory" else str(request.getfixturevalue("redis_url"))
+    """Which backend a test runs on. The stores' own tests run over a Cluster, too."""
+    return backend_of(request)
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from infra.connect import Argument, Server
+from infra.connect import Server
 from infra.contracts import JobError, pack
+from infra.node import Argument
 from infra.runs import scripts
 from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
 from infra.runs.scripts import ScriptCaller
@@ -191,7 +192,7 @@ class RedisRuns:
         return bool(await self._scripts.call(scripts.FINISH, RunKeys(run_id).all, arguments))
 
     async def now_ms(self) -> int:
-        seconds, microseconds = await self._server.command("TIME")
+        seconds, microseconds = await self._server.command("TIME", near=CLOCK)
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def wake(self, run_id: str, *, delay_seconds: float = 0.0) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from infra.connect import Argument, Server, translated
+from infra.connect import Server, translated
+from infra.node import Argument
 from infra.states import TERMINAL
 
 _CLOCK = """

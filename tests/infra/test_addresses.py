@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
 from infra.addresses import SentinelAddress
 from infra.connect import Server
 from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.settings import DispatcherSettings, PipelineSettings, StoreSettings
+from worker import dispatcher
+from worker.runs import pipelines
 from worker.runs.app import broker_url, make_app
 
 WHOLE = "rediss+sentinel://me:p%40ss@one:1,two,[::1]:3/mill/2?sentinel_password=other&ssl_ca_certs=/ca.crt"
@@ -52,3 +58,20 @@ def test_celery_gets_the_same_sentinels() -> None:
     )
     options = make_app(WHOLE).conf.broker_transport_options
     assert (options["master_name"], options["sentinel_kwargs"]) == ("mill", {"password": "other"})
+
+
+@pytest.mark.parametrize("url", ["redis+cluster://h:1,h:2", "rediss+cluster://:p@h:1"])
+def test_celery_refuses_a_cluster_with_the_remedy(url: str) -> None:
+    with pytest.raises(StoreUnsuitable, match="MILLSTREAM_CELERY_URL"):
+        make_app(url)
+
+
+async def test_dispatcher_and_pipelines_say_that_a_cluster_needs_a_broker(
+    cluster_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = StoreSettings(redis_url=cluster_url, cache_dir=tmp_path)
+    with pytest.raises(StoreUnsuitable, match="MILLSTREAM_CELERY_URL"):
+        async with dispatcher.opened(settings, DispatcherSettings()):
+            pass
+    assert await asyncio.to_thread(pipelines.run, settings, PipelineSettings()) == 1
+    assert "MILLSTREAM_CELERY_URL" in capsys.readouterr().err

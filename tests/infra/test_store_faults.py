@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from infra.jobs import RedisJobs
 from infra.keys import Lane, tenant_jobs
 from infra.settings import QueueSettings
 from infra.states import Status
+from tests.infra.conftest import operator
 from tests.infra.jobs_for_tests import (
     ALIAS,
     LEASE,
@@ -33,16 +34,16 @@ from tests.infra.jobs_for_tests import (
 
 
 @pytest.fixture
-async def jobs(redis_url: str) -> AsyncIterator[RedisJobs]:
-    opened = await RedisJobs.connect(redis_url)
+async def jobs(server_url: str) -> AsyncIterator[RedisJobs]:
+    opened = await RedisJobs.connect(server_url)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-def server(redis_url: str) -> redis.Redis:
-    """An operator's own connection to the same database."""
-    return redis.Redis.from_url(redis_url)
+def server(server_url: str) -> Iterator[redis.Redis]:
+    with operator(server_url) as server:
+        yield server
 
 
 async def test_forgotten_scripts_are_loaded_again(jobs: RedisJobs, server: redis.Redis) -> None:
@@ -272,7 +273,8 @@ async def test_a_cancelled_wait_leaves_the_connection_usable(jobs: RedisJobs) ->
     assert await asyncio.wait_for(jobs.wait_for_work([lane], timeout=30), 10) == set()
 
 
-async def test_unblocked_readers_look_again(jobs: RedisJobs, server: redis.Redis) -> None:
+async def test_unblocked_readers_look_again(redis_url: str) -> None:
+    jobs, server = await RedisJobs.connect(redis_url), redis.Redis.from_url(redis_url)
     lane = await jobs.open_lane(ALIAS)
     await jobs.wait_for_work([lane], timeout=0)
     waiting = asyncio.create_task(jobs.wait_for_work([lane], timeout=60))
@@ -282,6 +284,8 @@ async def test_unblocked_readers_look_again(jobs: RedisJobs, server: redis.Redis
     for client_id in blocked:
         server.client_unblock(int(client_id), error=True)
     assert await asyncio.wait_for(waiting, 10) == set()
+    await jobs.close()
+    server.close()
 
 
 async def test_an_absent_server_is_unavailable() -> None:
@@ -341,7 +345,7 @@ async def test_full_memory_refuses_new_work_and_ends_old(tmp_path: Path) -> None
             with pytest.raises(StoreUnavailable):
                 await jobs.submit(refused)
             assert await jobs.get(refused.id) is None
-            jobs._has_room_until = 0.0
+            jobs._has_room_until.clear()
         with pytest.raises(StoreUnavailable):
             await jobs.ping()
         assert await jobs.renew(lane, [claim.hold], lease_seconds=LEASE) == []
@@ -388,9 +392,9 @@ async def test_a_replica_is_not_written_to(tmp_path: Path) -> None:
         await jobs.close()
 
 
-async def test_settings_of_retention_reach_the_server(redis_url: str) -> None:
+async def test_settings_of_retention_reach_the_server(server_url: str) -> None:
     settings = QueueSettings(record_seconds=100, event_log_seconds=50, dead_letter_seconds=200)
-    jobs = await RedisJobs.connect(redis_url, settings=settings)
+    jobs = await RedisJobs.connect(server_url, settings=settings)
     lane = await jobs.open_lane(ALIAS)
     job_id = await submitted(jobs, lane)
     for _ in range(3):
@@ -399,7 +403,7 @@ async def test_settings_of_retention_reach_the_server(redis_url: str) -> None:
     assert (await jobs.sweep(lane)).failed == [job_id]
     record = await jobs.get(job_id)
     assert record is not None and record.status is Status.FAILED
-    with redis.Redis.from_url(redis_url) as server:
+    with operator(server_url) as server:
         assert 100_000 < server.pttl(Lane(lane).job(job_id)) <= 200_000
         assert 0 < server.pttl(Lane(lane).events(job_id)) <= 50_000
     await jobs.close()

@@ -35,6 +35,7 @@ from infra.memory import MemoryJobs
 from infra.states import TERMINAL, Status
 from infra.store import JobStore
 from tests.infra import invariants
+from tests.infra.conftest import operator
 from tests.infra.jobs_for_tests import ALIAS, delta, new_job, success
 
 LANE = 1
@@ -287,9 +288,9 @@ class Twins(RuleBasedStateMachine):
         invariants.work_is_that_of_the_waiting(load, jobs, logs)
 
 
-def _run(redis_url: str, *, max_examples: int, stateful_step_count: int) -> None:
-    with asyncio.Runner() as runner, redis.Redis.from_url(redis_url) as server:
-        jobs = runner.run(RedisJobs.connect(redis_url))
+def _run(url: str, *, max_examples: int, stateful_step_count: int) -> None:
+    with asyncio.Runner() as runner, operator(url) as server:
+        jobs = runner.run(RedisJobs.connect(url))
         machine: Any = partial(Twins, runner, jobs, server)
         run_state_machine_as_test(
             machine,
@@ -309,8 +310,8 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "MAX_JOBS", 3)
 
 
-def test_the_twins_do_the_same(redis_url: str) -> None:
-    _run(redis_url, max_examples=15, stateful_step_count=20)
+def test_the_twins_do_the_same(server_url: str) -> None:
+    _run(server_url, max_examples=15, stateful_step_count=20)
 
 
 @pytest.mark.long

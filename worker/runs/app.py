@@ -13,8 +13,9 @@ from urllib.parse import parse_qs, quote, urlsplit
 import msgspec
 from celery import Celery
 
-from infra.addresses import SentinelAddress
+from infra.addresses import ClusterAddress, SentinelAddress
 from infra.contracts import Notice
+from infra.errors import StoreUnsuitable
 
 ADVANCE = "millstream.runs.advance"
 SPLIT = "millstream.runs.split"
@@ -25,7 +26,15 @@ SOCKET_SECONDS = 10.0
 
 
 def broker_url(redis_url: str) -> str:
-    """The store's URL as Celery writes it: unix sockets have another scheme there, sentinels are a list."""
+    """The store's URL as Celery writes it: unix sockets have another scheme there, sentinels are a list.
+
+    Raises StoreUnsuitable for a Cluster: Celery's broker moves messages between keys of several slots.
+    """
+    if ClusterAddress.parse(redis_url) is not None:
+        raise StoreUnsuitable(
+            "celery_url: the steps of runs need a server that is no Cluster; set MILLSTREAM_CELERY_URL (--celery-url) "
+            "to a single server or to sentinels. A small one will do: it holds short messages, no part of a run"
+        )
     if (address := SentinelAddress.parse(redis_url)) is not None:
         login = f"{quote(address.username or '')}:{quote(address.password, safe='')}@" if address.password else ""
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in address.sentinels)

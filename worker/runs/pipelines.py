@@ -38,9 +38,9 @@ T = TypeVar("T")
 def run(store_settings: StoreSettings, settings: PipelineSettings) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    app = make_app(settings.celery_url or store_settings.server_url)
     loop = StepLoop()
     try:
+        app = make_app(settings.celery_url or store_settings.server_url)
         steps = loop.start(store_settings, settings, StepSender(app))
         add_tasks(app, loop, steps)
         return serve(app)

@@ -6,8 +6,9 @@ from enum import StrEnum
 
 import msgspec
 
-from infra.connect import Argument, Server
+from infra.connect import Server
 from infra.contracts import Struct
+from infra.node import Argument
 from worker.webhooks.event import Message
 from worker.webhooks.signing import new_secret
 
