@@ -123,7 +123,7 @@ class Scripts:
         else:
             proof = kept[0].proof(kept[1])
         before: list[Any] = []
-        if self._server.is_cluster:  # no way leads to several slots at once: one after the other, the last with its proof
+        if self._server.is_cluster:  # no one way leads to several slots: one after the other, the last with its proof
             before = [await self._server.raw(*command) for command in commands[:-1]]
             commands = commands[-1:]
         answers = await self._server.raw_batch(*commands, *proof)
