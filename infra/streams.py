@@ -142,10 +142,14 @@ class Doorbell:
         with translated():
             if not self._server.is_cluster:
                 return await self._bell_of(None).ring(lanes, timeout=timeout)
+            new = [lane for lane in lanes if lane not in self._bells]
             for lane in lanes:
                 if lane not in self._reading:
                     self._reading[lane] = asyncio.create_task(self._read(lane, timeout))
-            await asyncio.wait(self._reading.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if new:  # these note where their lanes stand, and return at once
+                await asyncio.wait([self._reading[lane] for lane in new])
+            else:
+                await asyncio.wait(self._reading.values(), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             return self._collected(lanes)
 
     def _collected(self, lanes: Sequence[int]) -> set[str]:
