@@ -1,6 +1,6 @@
 """Tokens never change: one matrix of what may share an engine with a request, against the request alone.
 
-    python -m bench.exactness [--model smollm2-135m] [--kernels auto|torch] [--tokens 24]
+    python -m bench.exactness [--model smollm2-135m] [--kernels auto|torch] [--dtype auto|int8] [--tokens 24]
 
 Each cell is one condition (batch, chunk, block size, cache, small pool, swap, aborts, continuation, ...) with one kind
 of request (greedy, seeded, penalties, stops, n = 4, ...) over prompts of many lengths. Compared with the same request
@@ -77,12 +77,12 @@ class Report:
 
 
 class Bench:
-    def __init__(self, model: str, kernels: str, num_tokens: int) -> None:
-        self._base: dict[str, Any] = {"cpu_kernels": kernels, "max_num_seqs": 64, "num_kv_blocks": 1024}
+    def __init__(self, model: str, kernels: str, dtype: str, num_tokens: int) -> None:
+        self._base: dict[str, Any] = {"cpu_kernels": kernels, "dtype": dtype, "max_num_seqs": 64, "num_kv_blocks": 1024}
         self._model = model
         loaded = load_runner(model, EngineConfig(**self._base))
         self.is_native = loaded.info.kernels.startswith("native")
-        self.kernels = loaded.info.kernels
+        self.kernels, self.dtype = loaded.info.kernels, loaded.info.dtype
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.num_tokens = num_tokens
@@ -296,9 +296,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kernels", choices=["auto", "native", "torch"], default="auto")
+    parser.add_argument("--dtype", choices=["auto", "float32", "int8"], default="auto")
     parser.add_argument("--tokens", type=int, default=24)
     options = parser.parse_args()
-    bench = Bench(options.model, options.kernels, options.tokens)
+    bench = Bench(options.model, options.kernels, options.dtype, options.tokens)
     report = bench.report
     began = time.monotonic()
     for kind, params in KINDS.items():
@@ -318,7 +319,11 @@ def main() -> int:
     is_good = report.mismatches == 0 and report.near_ties <= MAX_FORGIVEN * report.choices
     facts = {name: value for name, value in vars(report).items() if name != "first"}
     seconds = round(time.monotonic() - began, 1)
-    print(json.dumps({"model": options.model, "kernels": bench.kernels, **facts, "seconds": seconds}))
+    print(
+        json.dumps(
+            {"model": options.model, "kernels": bench.kernels, "dtype": bench.dtype, **facts, "seconds": seconds}
+        )
+    )
     return 0 if is_good else 1
 
 

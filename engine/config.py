@@ -26,7 +26,8 @@ class EngineConfig:
     """
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"  # auto: the device's best; float32 on CPU
+    # auto: the device's best, float32 on CPU; int8: matrices in int8 on the native CPU path, all else in float32
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
     cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own

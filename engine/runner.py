@@ -26,7 +26,12 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 _DEFAULT_CPU_POOL_BYTES = GIB
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.float32,  # what surrounds the products
+}
 
 
 class TorchRunner:
@@ -92,7 +97,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)),
             weights_digest=weights_digest(folder),
             tokenizer_digest=tokenizer_digest(folder),
-            dtype=str(dtype).removeprefix("torch."),
+            dtype="int8" if config.dtype == "int8" else str(dtype).removeprefix("torch."),
             device=str(device),
             kernels=decoder.kernels,
             chat_template=tokenizer.chat_template_source,
@@ -109,7 +114,7 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _dtype(config: EngineConfig, fields: dict[str, object], device: torch.device) -> torch.dtype:
-    """auto: fp32 on CPU; on GPU the checkpoint's own half precision, else bfloat16."""
+    """Of activations and KV. auto: fp32 on CPU; on GPU the checkpoint's own half precision, else bfloat16."""
     if config.dtype != "auto":
         return _DTYPES[config.dtype]
     if device.type == "cpu":

@@ -14,6 +14,7 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_native
 from engine.models.native import NativeDecoder, why_not
+from engine.models.packed import WeightsDtype
 from engine.models.transformers_fallback import TransformersDecoder
 from engine.models.weights import DecoderWeights, load_weights
 from engine.weights.safetensors import Checkpoint
@@ -39,6 +40,10 @@ def load_decoder(
         return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")
+    if config.dtype == "int8":
+        raise InvalidConfig(
+            "dtype", f"is int8, which the native path alone has, and it knows no {fields.get('model_type')}; use auto"
+        )
     decoder = TransformersDecoder(folder, dtype, device)
     return decoder, _max_model_len(config, decoder.config.max_position, can_stretch=False)
 
@@ -50,12 +55,15 @@ def _own_decoder(
     reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
     if reason is None:
         try:
-            return NativeDecoder(fields, weights, max_model_len, config.num_threads)
+            dtype: WeightsDtype = "int8" if config.dtype == "int8" else "float32"
+            return NativeDecoder(fields, weights, max_model_len, config.num_threads, dtype)
         except BuildUnavailable as error:
             reason = f"cannot be built: {error}"
             log.warning("torch computes, several times slower: the native CPU path %s", reason)
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
+    if config.dtype == "int8":
+        raise InvalidConfig("dtype", f"is int8, which the native CPU path alone has, and it {reason}; use auto")
     log.info("torch computes: the native CPU path %s", reason)
     return Decoder(fields, weights, max_model_len, device)
 

@@ -17,8 +17,9 @@ import torch
 from engine.batch import Batch
 from engine.kv_storage import KVStorage
 from engine.models.config import DecoderConfig
+from engine.models.packed import MATRICES, NORMS, WeightsDtype, pack
 from engine.models.rope import rope_table
-from engine.models.weights import DecoderWeights, LayerWeights
+from engine.models.weights import DecoderWeights
 from kernels.cpu import library
 from kernels.cpu.library import MAX_GROUP, MAX_HEAD_DIM, PANEL
 
@@ -47,18 +48,23 @@ class NativeDecoder:
     kernels = "native-1"  # changes whenever the arithmetic does; the instruction set does not matter
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, num_threads: int | None
+        self,
+        config: DecoderConfig,
+        weights: DecoderWeights,
+        max_model_len: int,
+        num_threads: int | None,
+        dtype: WeightsDtype = "float32",
     ) -> None:
+        """dtype: of the products; `weights` are float32 for either."""
         self.config = config
         self.device = torch.device("cpu")
         self._library = library.load()
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._kept: list[torch.Tensor] = []  # what the structs point at
-        self._model = self._build(weights, max_model_len)
-        self._decoder = self._library.open(self._model)
+        self._packed = pack(weights, self._library, dtype)
+        self._decoder = self._library.open(self._build(max_model_len))
         self._closed = weakref.finalize(self, self._library.close, self._decoder)
         self.choices = {
-            "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, float32, "
+            "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, {dtype}, "
             "invariant: the fused path for a CPU"
         }
 
@@ -99,16 +105,13 @@ class NativeDecoder:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits
 
-    def _build(self, weights: DecoderWeights, max_model_len: int) -> library.Model:
-        config = self.config
-        ropes = [rope_table(kind, max_model_len) for kind in config.ropes]
-        angles = [(self._keep(table[:, 0]), self._keep(table[:, 1])) for table in ropes]
-        self._layers = (library.Layer * config.num_layers)(
-            *(
-                self._layer(layer, kind.window or 0, *angles[kind.rope])
-                for layer, kind in zip(weights.layers, config.layers, strict=True)
-            )
-        )
+    def _build(self, max_model_len: int) -> library.Model:
+        config, packed = self.config, self._packed
+        self._angles = [
+            (table[:, 0].contiguous(), table[:, 1].contiguous())
+            for table in (rope_table(kind, max_model_len) for kind in config.ropes)
+        ]
+        self._layers = (library.Layer * config.num_layers)(*map(self._layer, range(config.num_layers)))
         return library.Model(
             hidden=config.hidden_size,
             heads=config.num_heads,
@@ -124,46 +127,22 @@ class NativeDecoder:
             attention_scale=config.attention_scale,
             attention_softcap=config.attention_softcap or 0.0,
             embedding_scale=config.embedding_scale,
-            embedding=self._keep(weights.embedding),
-            final_norm=self._keep(weights.final_norm),
-            head=self._pack(weights.head.weight),
+            embedding=packed.address("embedding"),
+            final_norm=packed.address("final_norm"),
+            head=packed.matrix("head"),
             layers=ctypes.cast(self._layers, ctypes.c_void_p),
         )
 
-    def _layer(self, layer: LayerWeights, window: int, cosine: int, sine: int) -> library.Layer:
-        gate, up = layer.gate_up.weight.chunk(2)
+    def _layer(self, index: int) -> library.Layer:
+        kind, prefix = self.config.layers[index], f"layers.{index}."
+        cosine, sine = self._angles[kind.rope]
         return library.Layer(
-            attention_norm=self._keep(layer.attention_norm),
-            attention_post_norm=self._keep(layer.attention_post_norm),
-            mlp_norm=self._keep(layer.mlp_norm),
-            mlp_post_norm=self._keep(layer.mlp_post_norm),
-            query_norm=self._keep(layer.query_norm),
-            key_norm=self._keep(layer.key_norm),
-            qkv=self._pack(layer.qkv.weight),
-            qkv_bias=self._keep(layer.qkv.bias),
-            attention_out=self._pack(layer.attention_out.weight),
-            gate_up=self._pack(gate, up),  # each padded by itself, so that both halves have the same panels
-            down=self._pack(layer.down.weight),
-            cosine=cosine,
-            sine=sine,
-            window=window,
+            **{name: self._packed.address(f"{prefix}{name}") for name in (*NORMS, "qkv_bias")},
+            **{name: self._packed.matrix(f"{prefix}{name}") for name in MATRICES},
+            cosine=cosine.data_ptr(),
+            sine=sine.data_ptr(),
+            window=kind.window or 0,
         )
-
-    def _pack(self, *weights: torch.Tensor) -> int:
-        packed = [self._library.pack(weight) for weight in weights]
-        if len(packed) == 1:
-            return self._keep(packed[0])
-        whole = library.aligned_empty((sum(map(len, packed)), *packed[0].shape[1:]))
-        torch.cat(packed, out=whole)
-        return self._keep(whole)
-
-    def _keep(self, tensor: torch.Tensor | None) -> int:
-        """The address of a tensor that lives as long as this decoder; 0 for None."""
-        if tensor is None:
-            return 0
-        tensor = tensor.contiguous()
-        self._kept.append(tensor)
-        return tensor.data_ptr()
 
 
 def _int32(values: torch.Tensor) -> npt.NDArray[np.int32]:

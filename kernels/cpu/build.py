@@ -28,17 +28,20 @@ class Variant:
     flags: tuple[str, ...]
 
 
+_AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"})
+_AVX512_FLAGS = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+
 # Best first.
 VARIANTS: dict[str, tuple[Variant, ...]] = {
     "x86_64": (
-        Variant(
-            "avx512",
-            frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx2", "fma", "bmi2"}),
-            ("-march=x86-64-v4", "-mprefer-vector-width=512"),
-        ),
+        Variant("avx512vnni", _AVX512 | {"avx512_vnni"}, (*_AVX512_FLAGS, "-mavx512vnni")),
+        Variant("avx512", _AVX512, _AVX512_FLAGS),
         Variant("avx2", frozenset({"avx2", "fma", "bmi2"}), ("-march=x86-64-v3",)),
     ),
-    "aarch64": (Variant("neon", frozenset({"asimd"}), ("-march=armv8-a",)),),
+    "aarch64": (
+        Variant("neon-dot", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
+        Variant("neon", frozenset({"asimd"}), ("-march=armv8-a",)),
+    ),
 }
 
 

@@ -1,52 +1,20 @@
 // One forward of a decoder over a plan's rows in one call: norm, qkv, rope, KV write, paged attention, projections,
-// gated MLP, logits; float32. The numerics are invariant: a row's result is the same to the bit alone, in any batch,
-// in any chunk, for every block size, on any number of threads.
+// gated MLP, logits; products in float32 or int8, all else in float32. The numerics are invariant: a row's result is the
+// same to the bit alone, in any batch, in any chunk, for every block size, on any number of threads.
 #include <atomic>
 #include <algorithm>
 #include "attention.h"
 #include "matmul.h"
+#include "matmul_int8.h"
+#include "model.h"
 #include "rows.h"
 #include "threads.h"
 
 using namespace ms;
 
-// Mirrored in library.py; matrices are packed by ms_pack.
-extern "C" {
-
-struct Layer {
-    const float *attention_norm, *attention_post_norm, *mlp_norm, *mlp_post_norm;  // [hidden]; post norms may be null
-    const float *query_norm, *key_norm;  // [head_dim] or null
-    const float *qkv, *qkv_bias;         // rows: query heads, key heads, value heads; bias may be null
-    const float *attention_out;
-    const float *gate_up;                // gate's panels, then up's
-    const float *down;
-    const float *cosine, *sine;          // [max_model_len][rotary_dim / 2]
-    int window;                          // how many positions back a query sees, itself included; 0: all
-};
-
-struct Model {
-    int hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, num_layers, vocab, activation, threads;
-    float norm_eps, attention_scale, attention_softcap, embedding_scale;  // softcap 0: none
-    const float *embedding;              // [vocab][hidden]
-    const float *final_norm, *head;
-    const Layer *layers;
-};
-
-struct Batch {
-    int num_tokens, num_rows, num_logits, block_size, table_stride;
-    const int *token_ids, *positions;       // [num_tokens]
-    const int *row_starts;                  // [num_rows + 1] into the tokens
-    const int *tables;                      // [num_rows][table_stride] block ids
-    const int *logit_places;                // [num_logits] into the tokens
-    float *const *k_pools, *const *v_pools; // one for each layer, as attention.h lays them out
-    float *logits;                          // [num_logits][vocab rounded up to 32]
-};
-
-}  // extern "C"
-
 namespace {
 
-int padded(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
+int padded(int n, int unit = PANEL) { return (n + unit - 1) / unit * unit; }
 
 struct Range {
     int begin, end;
@@ -55,6 +23,30 @@ struct Range {
 Range share(int count, int member, int members) {
     return {static_cast<int>(static_cast<long>(count) * member / members),
             static_cast<int>(static_cast<long>(count) * (member + 1) / members)};
+}
+
+// The left factor of products: rows in float32 and, where a right factor is int8, as codes.
+struct Factor {
+    std::vector<float> x;
+    long stride = 0;
+    Codes codes;
+
+    void resize(long rows, int k, long width, bool is_coded) {
+        stride = width;
+        x.resize(rows * width);
+        if (is_coded) codes.resize(rows, k);
+    }
+    float* row(long t) { return x.data() + t * stride; }
+};
+
+// Some rows and panels of out = in @ matrix.
+void columns(Factor& in, const Matrix& matrix, float* out, long out_stride, Range rows, int k, Range panels) {
+    if (matrix.scales)
+        matmul_int8(in.codes, static_cast<const uint8_t*>(matrix.panels), matrix.scales, out, out_stride,
+                    rows.begin, rows.end, panels.begin, panels.end);
+    else
+        matmul(in.row(rows.begin), in.stride, static_cast<const float*>(matrix.panels),
+               out + rows.begin * out_stride, out_stride, rows.end - rows.begin, k, panels.begin, panels.end);
 }
 
 // A piece of attention: some queries of one row, all heads of one KV head.
@@ -79,7 +71,8 @@ class Decoder {
     Model m;
     std::vector<Layer> layers;
     Team team;
-    std::vector<float> x, normed, qkv, mixed, projected, gate_up;
+    std::vector<float> x, qkv, projected;
+    Factor normed, mixed, gated;  // gated: gate's columns, then up's; the gate's become the product of both
     std::vector<Task> tasks;
     std::vector<std::atomic<int>> next_task;  // one counter for each layer
 
@@ -87,17 +80,18 @@ class Decoder {
     int kv_size() const { return m.kv_heads * m.head_dim; }
     int qkv_stride() const { return padded(q_size() + 2 * kv_size()); }
     int hidden_stride() const { return padded(m.hidden); }
-    int inner() const { return padded(m.intermediate); }
-    float* hidden_of(std::vector<float>& rows, int t) const { return rows.data() + static_cast<long>(t) * m.hidden; }
+    int inner() const { return padded(m.intermediate, CODE_GROUP); }
+    bool is_coded() const { return m.num_layers && layers[0].qkv.scales; }
+    float* hidden_of(long t) { return x.data() + t * m.hidden; }
 
     void resize(const Batch& batch) {
         const long T = batch.num_tokens;
         x.resize(T * m.hidden);
-        normed.resize(std::max<long>(T, batch.num_logits) * m.hidden);
         qkv.resize(T * qkv_stride());
-        mixed.resize(T * q_size());
         projected.resize(T * hidden_stride());
-        gate_up.resize(T * 2 * inner());
+        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, m.hidden, is_coded());
+        mixed.resize(T, q_size(), q_size(), is_coded());
+        gated.resize(T, m.intermediate, 2 * inner(), is_coded());
     }
 
     void plan_attention(const Batch& batch) {
@@ -116,7 +110,7 @@ class Decoder {
         const Range tokens = share(batch.num_tokens, member, team.size());
         for (int t = tokens.begin; t < tokens.end; t++) {
             const float* from = m.embedding + static_cast<long>(batch.token_ids[t]) * m.hidden;
-            for (int i = 0; i < m.hidden; i++) hidden_of(x, t)[i] = from[i] * m.embedding_scale;
+            for (int i = 0; i < m.hidden; i++) hidden_of(t)[i] = from[i] * m.embedding_scale;
         }
         for (int l = 0; l < m.num_layers; l++) {
             attention(batch, l, member, tokens);
@@ -124,18 +118,22 @@ class Decoder {
         }
         team.barrier();
         const Range wanted = share(batch.num_logits, member, team.size());
-        for (int i = wanted.begin; i < wanted.end; i++)
-            rms_norm(hidden_of(x, batch.logit_places[i]), m.final_norm, m.norm_eps, m.hidden, hidden_of(normed, i));
+        for (int i = wanted.begin; i < wanted.end; i++) norm(batch.logit_places[i], m.final_norm, i);
         team.barrier();
-        product(normed.data(), m.hidden, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, member);
+        product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, member);
+    }
+
+    // Row `to` of the next product's left factor.
+    void norm(int t, const float* weight, int to) {
+        rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, normed.row(to));
+        if (is_coded()) normed.codes.write(to, normed.row(to));
     }
 
     void attention(const Batch& batch, int l, int member, Range tokens) {
         const Layer& layer = layers[l];
-        for (int t = tokens.begin; t < tokens.end; t++)
-            rms_norm(hidden_of(x, t), layer.attention_norm, m.norm_eps, m.hidden, hidden_of(normed, t));
+        for (int t = tokens.begin; t < tokens.end; t++) norm(t, layer.attention_norm, t);
         team.barrier();
-        product(normed.data(), m.hidden, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, member);
+        product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, member);
         team.barrier();
         for (int t = tokens.begin, row = 0; t < tokens.end; t++) {
             while (t >= batch.row_starts[row + 1]) row++;
@@ -149,12 +147,15 @@ class Decoder {
         for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
             attend_to(batch, l, tasks[i]);
         team.barrier();
-        product(mixed.data(), q_size(), layer.attention_out, projected.data(), hidden_stride(), batch.num_tokens,
-                q_size(), member);
+        if (is_coded()) {
+            for (int t = tokens.begin; t < tokens.end; t++) mixed.codes.write(t, mixed.row(t));
+            team.barrier();
+        }
+        product(mixed, layer.attention_out, projected.data(), hidden_stride(), batch.num_tokens, q_size(), member);
         team.barrier();
         for (int t = tokens.begin; t < tokens.end; t++) {
             add(t, layer.attention_post_norm);
-            rms_norm(hidden_of(x, t), layer.mlp_norm, m.norm_eps, m.hidden, hidden_of(normed, t));
+            norm(t, layer.mlp_norm, t);
         }
     }
 
@@ -199,41 +200,41 @@ class Decoder {
         attend(pool, batch.tables + static_cast<long>(task.row) * batch.table_stride, task.head, q, position,
                count * group, layers[l].window, m.attention_softcap, out);
         for (int i = 0; i < count; i++)
-            std::memcpy(&mixed[static_cast<long>(task.begin + i) * q_size() + task.head * width], out + i * width,
-                        sizeof(float) * width);
+            std::memcpy(mixed.row(task.begin + i) + task.head * width, out + i * width, sizeof(float) * width);
     }
 
+    // Gate and up, their product and its codes are made for some rows at a time, while these are in the cache.
     void mlp(const Batch& batch, const Layer& layer, int member, Range tokens) {
-        const int T = batch.num_tokens, stride = 2 * inner();
         team.barrier();
-        const Range mine = share(inner() / PANEL, member, team.size());  // of gate, and the same of up
-        for (int half = 0; half < 2; half++) {
-            const int first = half * inner() / PANEL;
-            matmul(normed.data(), m.hidden, layer.gate_up, gate_up.data(), stride, T, m.hidden, first + mine.begin,
-                   first + mine.end);
-        }
-        for (int t = 0; t < T; t++) {
-            float* gate = &gate_up[static_cast<long>(t) * stride + mine.begin * PANEL];
-            activate(static_cast<Activation>(m.activation), gate, gate + inner(), (mine.end - mine.begin) * PANEL);
+        const Range groups = share(inner() / CODE_GROUP, member, team.size());  // of gate, and the same of up
+        const int first = groups.begin * CODE_GROUP, width = (groups.end - groups.begin) * CODE_GROUP;
+        for (int t0 = 0; t0 < batch.num_tokens; t0 += BLOCK_ROWS) {
+            const Range rows{t0, std::min(batch.num_tokens, t0 + BLOCK_ROWS)};
+            for (int half : {0, inner()})
+                columns(normed, layer.gate_up, gated.x.data(), gated.stride, rows, m.hidden,
+                        {(half + first) / PANEL, (half + first + width) / PANEL});
+            for (int t = rows.begin; t < rows.end; t++) {
+                float* gate = gated.row(t) + first;
+                activate(static_cast<Activation>(m.activation), gate, gate + inner(), width);
+                if (is_coded()) gated.codes.write_groups(t, groups.begin, groups.end, gate);
+            }
         }
         team.barrier();
-        product(gate_up.data(), stride, layer.down, projected.data(), hidden_stride(), T, m.intermediate, member);
+        product(gated, layer.down, projected.data(), hidden_stride(), batch.num_tokens, m.intermediate, member);
         team.barrier();
         for (int t = tokens.begin; t < tokens.end; t++) add(t, layer.mlp_post_norm);
     }
 
-    // This member's share of out = in @ packed.
-    void product(const float* in, long in_stride, const float* packed, float* out, int out_stride, int rows, int k,
-                 int member) const {
-        const Range mine = share(out_stride / PANEL, member, team.size());
-        matmul(in, in_stride, packed, out, out_stride, rows, k, mine.begin, mine.end);
+    // This member's share of out = in @ matrix.
+    void product(Factor& in, const Matrix& matrix, float* out, int out_stride, int rows, int k, int member) {
+        columns(in, matrix, out, out_stride, {0, rows}, k, share(out_stride / PANEL, member, team.size()));
     }
 
     // x += projected, through the family's post norm where it has one.
     void add(int t, const float* post_norm) {
         float* part = &projected[static_cast<long>(t) * hidden_stride()];
         if (post_norm) rms_norm(part, post_norm, m.norm_eps, m.hidden, part);
-        for (int i = 0; i < m.hidden; i++) hidden_of(x, t)[i] += part[i];
+        for (int i = 0; i < m.hidden; i++) hidden_of(t)[i] += part[i];
     }
 };
 
@@ -243,15 +244,36 @@ Decoder* ms_open(const Model* model) { return new Decoder(*model); }
 void ms_close(Decoder* decoder) { delete decoder; }
 void ms_forward(Decoder* decoder, const Batch* batch) { decoder->forward(*batch); }
 
+// y [rows][n rounded up to 32] = x [rows][k] @ matrix, on the caller's thread: a product by itself.
+void ms_product(const Matrix* matrix, const float* x, int rows, int k, int n, float* y) {
+    Factor in;
+    in.resize(rows, k, k, matrix->scales);
+    std::memcpy(in.x.data(), x, sizeof(float) * rows * k);
+    if (matrix->scales)
+        for (int m = 0; m < rows; m++) in.codes.write(m, in.row(m));
+    columns(in, *matrix, y, padded(n), {0, rows}, k, {0, padded(n) / PANEL});
+}
+
 // w [n][k] to panels, n padded with zeros to a multiple of 32.
 void ms_pack(const float* w, int n, int k, float* packed) {
     for (int p = 0; p < padded(n) / PANEL; p++)
         for (int i = 0; i < k; i++)
             for (int j = 0; j < PANEL; j++) {
                 const int column = p * PANEL + j;
-                packed[(static_cast<long>(p) * k + i) * PANEL + j] =
-                    column < n ? w[static_cast<long>(column) * k + i] : 0.0f;
+                *packed++ = column < n ? w[static_cast<long>(column) * k + i] : 0.0f;
             }
+}
+
+// The same of int8, four k side by side, k padded with zeros to whole groups; zero is stored as 128.
+void ms_pack_int8(const int8_t* w, int n, int k, uint8_t* packed) {
+    for (int p = 0; p < padded(n) / PANEL; p++)
+        for (int i = 0; i < padded(k, CODE_GROUP); i += 4)
+            for (int j = 0; j < PANEL; j++)
+                for (int step = 0; step < 4; step++) {
+                    const int column = p * PANEL + j;
+                    const bool is_inside = column < n && i + step < k;
+                    *packed++ = 128 + (is_inside ? w[static_cast<long>(column) * k + i + step] : 0);
+                }
 }
 
 }  // extern "C"

@@ -1,26 +1,35 @@
-"""The compiled library's functions, and the structs that cross over to it (mirrored in forward.cpp)."""
+"""The compiled library's functions, and the structs that cross over to it (mirrored in model.h)."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 
 import torch
 
 from kernels.cpu.build import BuildUnavailable, Variant, build, usable_variants
 
 PANEL = 32  # columns of a packed panel
+CODE_GROUP = 64  # numbers of a row that share a scale in an int8 product
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48  # query heads of one KV head
 
 _POINTER = ctypes.c_void_p
 
 
+class Matrix(ctypes.Structure):
+    _fields_ = (("panels", _POINTER), ("scales", _POINTER))
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")),
-        *((name, _POINTER) for name in ("query_norm", "key_norm", "qkv", "qkv_bias", "attention_out")),
-        *((name, _POINTER) for name in ("gate_up", "down", "cosine", "sine")),
+        *((name, _POINTER) for name in ("query_norm", "key_norm")),
+        ("qkv", Matrix),
+        ("qkv_bias", _POINTER),
+        *((name, Matrix) for name in ("attention_out", "gate_up", "down")),
+        *((name, _POINTER) for name in ("cosine", "sine")),
         ("window", ctypes.c_int),
     )
 
@@ -30,7 +39,9 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate")),
         *((name, ctypes.c_int) for name in ("num_layers", "vocab", "activation", "threads")),
         *((name, ctypes.c_float) for name in ("norm_eps", "attention_scale", "attention_softcap", "embedding_scale")),
-        *((name, _POINTER) for name in ("embedding", "final_norm", "head", "layers")),
+        *((name, _POINTER) for name in ("embedding", "final_norm")),
+        ("head", Matrix),
+        ("layers", _POINTER),
     )
 
 
@@ -54,8 +65,12 @@ class Library:
         self._functions.ms_close.restype = None
         self._functions.ms_forward.argtypes = (_POINTER, _POINTER)
         self._functions.ms_forward.restype = None
+        self._functions.ms_product.argtypes = (_POINTER, _POINTER, *(ctypes.c_int,) * 3, _POINTER)
+        self._functions.ms_product.restype = None
         self._functions.ms_pack.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
         self._functions.ms_pack.restype = None
+        self._functions.ms_pack_int8.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
+        self._functions.ms_pack_int8.restype = None
 
     def open(self, model: Model) -> int:
         """A decoder over the model's weights; whatever the struct points at must outlive it."""
@@ -67,23 +82,42 @@ class Library:
     def forward(self, decoder: int, batch: Batch) -> None:
         self._functions.ms_forward(decoder, ctypes.byref(batch))
 
+    def product(self, x: torch.Tensor, matrix: Matrix, out_size: int) -> torch.Tensor:
+        """x [rows, in] fp32 -> [rows, out]: one product of a forward by itself, on one thread."""
+        rows, in_size = x.shape
+        y = torch.empty(rows, -(-out_size // PANEL) * PANEL)
+        source = x.contiguous()
+        self._functions.ms_product(ctypes.byref(matrix), source.data_ptr(), rows, in_size, out_size, y.data_ptr())
+        return y[:, :out_size]
+
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """[out, in] fp32 -> [ceil(out / 32), in, 32], the columns beyond `out` zero."""
         out_size, in_size = weight.shape
-        packed = aligned_empty((-(-out_size // PANEL), in_size, PANEL))
+        packed = aligned_empty((-(-out_size // PANEL), in_size, PANEL), torch.float32)
         source = weight.contiguous()
         self._functions.ms_pack(source.data_ptr(), out_size, in_size, packed.data_ptr())
         return packed
 
+    def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[out, in] int8, scales [out, 1] fp32 -> uint8 [ceil(out / 32), ceil(in / 64) * 16, 32, 4], scales
+        [ceil(out / 32) * 32]; a byte is the value + 128, what is beyond `out` and `in` is a zero.
+        """
+        out_size, in_size = values.shape
+        num_panels = -(-out_size // PANEL)
+        packed = aligned_empty((num_panels, -(-in_size // CODE_GROUP) * CODE_GROUP // 4, PANEL, 4), torch.uint8)
+        source = values.contiguous()
+        self._functions.ms_pack_int8(source.data_ptr(), out_size, in_size, packed.data_ptr())
+        padded_scales = aligned_empty((num_panels * PANEL,), torch.float32)
+        padded_scales.zero_()[:out_size] = scales.view(-1)
+        return packed, padded_scales
 
-def aligned_empty(shape: tuple[int, ...]) -> torch.Tensor:
-    """fp32, on a cache line's border: a panel's step then is two whole lines."""
-    size = 1
-    for length in shape:
-        size *= length
-    raw = torch.empty(size + 15, dtype=torch.float32)
-    offset = (-raw.data_ptr() % 64) // 4
-    return raw[offset : offset + size].view(shape)
+
+def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """On a cache line's border: a panel's step then is two whole lines."""
+    size = math.prod(shape) * dtype.itemsize
+    raw = torch.empty(size + 63, dtype=torch.uint8)
+    offset = -raw.data_ptr() % 64
+    return raw[offset : offset + size].view(dtype).view(shape)
 
 
 @functools.cache

@@ -22,6 +22,16 @@ inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p
 inline void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
 inline vf splat(float x) { return x - vf{}; }
 
+// The value as it is in a register: the compiler cannot make one fused operation of what made it and what takes it.
+inline vf rounded(vf v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+    return v;
+}
+
 // Sum of 16 floats by halves: a fixed tree.
 inline float sum16(const float* p) {
     float x[GROUP];

@@ -6,7 +6,23 @@ import torch
 
 from kernels.quant_matmul.weights import QuantizedWeight, dequantize
 
+CODE_GROUP = 64  # inputs of a row that share a scale where activations are int8 too
+
 
 def quant_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     """x: [..., in] -> [..., out], in x's dtype."""
     return (x.float() @ dequantize(weight).T).to(x.dtype)
+
+
+def coded_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    """The product of the native CPU path, in fp64: x is first rounded to the nearest of 255 steps of each group of 64
+    inputs of each row, so that a group's sum is one of integers. x: [rows, in] fp32 -> [rows, out]; 8-bit weights.
+    """
+    rows, num_inputs = x.shape
+    groups = torch.nn.functional.pad(x, (0, -num_inputs % CODE_GROUP)).view(rows, -1, CODE_GROUP)
+    largest = groups.abs().amax(dim=2, keepdim=True)
+    steps = torch.where(largest > 0, torch.full_like(largest, 127).div(largest), 0)  # 127 / tensor rounds twice
+    scaled = groups * steps
+    codes = (scaled.abs() + 0.5).floor() * scaled.sign()
+    coded = (codes.double() * (largest.double() / 127)).view(rows, -1)[:, :num_inputs]
+    return coded @ dequantize(weight).double().T

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from engine.models.config import DecoderConfig
 from engine.models.decoder import Decoder
 from engine.models.families import decoder_config
 from engine.models.native import NativeDecoder, why_not
+from engine.models.packed import WeightsDtype
 from engine.models.weights import DecoderWeights, load_weights
 from engine.params import SamplingParams
 from engine.plan import Row
@@ -49,6 +51,11 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecoderConfig, Deco
     """Three query heads for a KV head, widths that are no multiple of a panel."""
     overrides = {"num_attention_heads": 6, "hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 2}
     return load(make_tiny_model(tmp_path_factory.mktemp("native") / "llama", overrides=overrides))
+
+
+@pytest.fixture(params=["float32", "int8"])
+def dtype(request: pytest.FixtureRequest) -> WeightsDtype:
+    return cast(WeightsDtype, request.param)
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -93,10 +100,10 @@ def test_every_family_has_the_logits_of_the_torch_decoder(family: str, tmp_path:
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
 @pytest.mark.parametrize("chunks", [[1] * 5 + [145], [16] * 10, [7, 64, 63, 16], [149, 1]])
 def test_chunks_and_block_sizes_do_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], block_size: int, chunks: list[int]
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, block_size: int, chunks: list[int]
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
     prompt = tokens(sum(chunks), seed=2)
     (whole,) = run(forward, config, 16, [row(0, prompt, table_of(1, 16), num_logits=len(prompt))])
     ends = [sum(chunks[: index + 1]) for index in range(len(chunks))]
@@ -108,9 +115,11 @@ def test_chunks_and_block_sizes_do_not_change_a_bit(
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 12])
-def test_neighbours_do_not_change_a_bit(llama: tuple[DecoderConfig, DecoderWeights], num_rows: int) -> None:
+def test_neighbours_do_not_change_a_bit(
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_rows: int
+) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
     prompts = [tokens(3 + 17 * index % 200, seed=index) for index in range(num_rows)]
     nexts = tokens(num_rows, seed=99)
 
@@ -128,10 +137,10 @@ def test_neighbours_do_not_change_a_bit(llama: tuple[DecoderConfig, DecoderWeigh
 
 @pytest.mark.parametrize("num_tokens", range(1, 65))
 def test_the_number_of_rows_of_a_product_does_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], num_tokens: int
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_tokens: int
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 1).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 1, dtype).forward
     prompt = tokens(64, seed=5)
     (whole,) = run(forward, config, 16, [row(0, prompt, table_of(0, 16), num_logits=64)])
     (part,) = run(forward, config, 16, [row(0, prompt[:num_tokens], table_of(0, 16), num_logits=num_tokens)])
@@ -139,30 +148,34 @@ def test_the_number_of_rows_of_a_product_does_not_change_a_bit(
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
-def test_threads_do_not_change_a_bit(llama: tuple[DecoderConfig, DecoderWeights], num_threads: int) -> None:
+def test_threads_do_not_change_a_bit(
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_threads: int
+) -> None:
     config, weights = llama
     step = [row(0, tokens(70 + i, seed=i), table_of(i, 16), num_logits=2) for i in range(3)]
-    (one,) = run(NativeDecoder(config, weights, MAX_LEN, 1).forward, config, 16, step)
-    (many,) = run(NativeDecoder(config, weights, MAX_LEN, num_threads).forward, config, 16, step)
+    (one,) = run(NativeDecoder(config, weights, MAX_LEN, 1, dtype).forward, config, 16, step)
+    (many,) = run(NativeDecoder(config, weights, MAX_LEN, num_threads, dtype).forward, config, 16, step)
     assert torch.equal(one, many)
 
 
 def test_instruction_sets_agree_to_the_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], monkeypatch: pytest.MonkeyPatch
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, weights = llama
     step = [row(0, tokens(130, seed=8), table_of(0, 8), num_logits=130)]
     results = []
     for variant in usable_variants():
         monkeypatch.setattr(library, "load", lambda variant=variant: library.Library(variant))
-        results += run(NativeDecoder(config, weights, MAX_LEN, 2).forward, config, 8, step)
+        results += run(NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward, config, 8, step)
     assert results
     assert all(torch.equal(result, results[0]) for result in results)
 
 
-def test_unwritten_slots_of_a_block_are_never_read(llama: tuple[DecoderConfig, DecoderWeights]) -> None:
+def test_unwritten_slots_of_a_block_are_never_read(
+    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype
+) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
     rows = [row(0, tokens(37, seed=3), table_of(0, 64), num_logits=37)]
     (clean,) = run(forward, config, 64, rows)
     poisoned = storage(config, 64)
@@ -173,8 +186,9 @@ def test_unwritten_slots_of_a_block_are_never_read(llama: tuple[DecoderConfig, D
 
 
 def test_variants_are_chosen_by_what_the_processor_has() -> None:
-    avx512, avx2 = VARIANTS["x86_64"]
-    assert [v.name for v in usable_variants("x86_64", avx512.needs | avx2.needs)] == ["avx512", "avx2"]
+    vnni, avx512, avx2 = VARIANTS["x86_64"]
+    assert [v.name for v in usable_variants("x86_64", vnni.needs)] == ["avx512vnni", "avx512", "avx2"]
+    assert [v.name for v in usable_variants("x86_64", avx512.needs)] == ["avx512", "avx2"]
     assert [v.name for v in usable_variants("x86_64", avx2.needs)] == ["avx2"]
     assert usable_variants("x86_64", frozenset({"sse2"})) == []
     assert usable_variants("riscv64", frozenset()) == []

@@ -1,0 +1,79 @@
+// Rows of activations as int8: x[m, k] = code[m, k] * scale[m, k / 64], the nearest of 255 steps of each group of 64.
+// A group is a function of its own 64 numbers, never of other rows.
+#pragma once
+#include <algorithm>
+#include <vector>
+#include "vec.h"
+
+namespace ms {
+
+constexpr int CODE_GROUP = 64;
+typedef int8_t vb __attribute__((vector_size(VL)));
+
+class Codes {
+  public:
+    // Rows of k codes; those between k and the end of its last group are zero.
+    void resize(long rows, int k) {
+        k_ = k;
+        groups_ = (k + CODE_GROUP - 1) / CODE_GROUP;
+        codes_.resize(rows * groups_ * CODE_GROUP + 64);
+        scales_.resize(rows * groups_);
+        offsets_.resize(rows * groups_);
+    }
+    int groups() const { return groups_; }
+    const int8_t* codes(long row) const { return codes_.data() + row * groups_ * CODE_GROUP; }
+    const float* scales(long row) const { return scales_.data() + row * groups_; }
+    const int32_t* offsets(long row) const { return offsets_.data() + row * groups_; }  // -128 * sum of the codes
+
+    void write(long row, const float* x) { write_groups(row, 0, groups_, x); }
+
+    // Groups [begin, end) of a row, whose numbers start at x.
+    void write_groups(long row, int begin, int end, const float* x) {
+        for (int g = begin; g < end; g++, x += CODE_GROUP) {
+            alignas(64) float padded[CODE_GROUP] = {};
+            const float* from = x;
+            if (const int left = k_ - g * CODE_GROUP; left < CODE_GROUP) {
+                std::memcpy(padded, x, sizeof(float) * std::max(0, left));
+                from = padded;
+            }
+            write_group(from, row * groups_ + g);
+        }
+    }
+
+  private:
+    // A number that is not finite makes the scale NaN, and so every product of the row.
+    void write_group(const float* x, long at) {
+        vf most{}, poison{};
+        for (int i = 0; i < CODE_GROUP; i += VL) {
+            const vf v = load(x + i), size = v < vf{} ? -v : v;
+            most = size > most ? size : most;
+            poison += v * 0.0f;
+        }
+        float largest = 0, poisoned = 0;
+        for (int j = 0; j < VL; j++) {
+            largest = most[j] > largest ? most[j] : largest;
+            poisoned += poison[j];
+        }
+        const float steps = largest > 0 ? 127.0f / largest : 0.0f;
+        int8_t* codes = codes_.data() + at * CODE_GROUP;
+        vi sum{};
+        for (int i = 0; i < CODE_GROUP; i += VL) {
+            const vf v = rounded(load(x + i) * steps);
+            const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
+            sum += code;
+            const vb narrow = __builtin_convertvector(code, vb);
+            std::memcpy(codes + i, &narrow, sizeof narrow);
+        }
+        int32_t total = 0;
+        for (int j = 0; j < VL; j++) total += sum[j];
+        scales_[at] = largest / 127.0f + poisoned;
+        offsets_[at] = -128 * total;
+    }
+
+    int k_ = 0, groups_ = 0;
+    std::vector<int8_t> codes_;
+    std::vector<float> scales_;
+    std::vector<int32_t> offsets_;
+};
+
+}  // namespace ms
