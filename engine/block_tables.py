@@ -112,12 +112,19 @@ class BlockTables:
         table += blocks
         return True
 
+    def shrink(self, sequence: Sequence, num_tokens: int) -> None:
+        """Takes back the blocks behind those of its first `num_tokens` tokens: what a rejected tail was given."""
+        num_kept = self.pool.num_blocks_for(num_tokens)
+        self.pool.release(sequence.block_table[num_kept:])
+        del sequence.block_table[num_kept:]
+
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """The child shares all blocks of the parent, which must be computed to the same position."""
         for block in parent.block_table:
             self.pool.hold(block)
         child.block_table = parent.block_table.copy()
         child.num_computed_tokens = parent.num_computed_tokens
+        child.num_draft_tokens = parent.num_draft_tokens
         child.num_registered_blocks = parent.num_registered_blocks
         child.block_hashes = parent.block_hashes[: parent.num_computed_tokens // self.pool.block_size]
 
@@ -145,6 +152,7 @@ class BlockTables:
         sequence.block_table = []
         sequence.host_keys = []
         sequence.num_computed_tokens = 0
+        sequence.num_draft_tokens = 0
         sequence.num_registered_blocks = 0
 
     def try_swap_out(self, sequences: list[Sequence]) -> bool:
@@ -168,6 +176,7 @@ class BlockTables:
             self.pool.release(sequence.block_table)
             sequence.block_table = []
             sequence.host_keys = its_keys
+            sequence.num_draft_tokens = 0  # what a drafting model computed stays behind
             sequence.num_registered_blocks = 0
         self._left += sequences
         return True

@@ -27,8 +27,8 @@ class Collector:
             choice.text += each.text
             if each.logprobs is not None:
                 choice.logprobs = (choice.logprobs or []) + each.logprobs
-                added = sum(position.chosen.logprob for position in each.logprobs)
-                choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + added
+                for position in each.logprobs:  # one by one: the same sum, to the bit, however they came
+                    choice.cumulative_logprob = (choice.cumulative_logprob or 0.0) + position.chosen.logprob
             if each.score is not None:
                 choice.score, choice.cumulative_logprob = each.score, each.cumulative_logprob
             if each.finish_reason is not None:

@@ -16,6 +16,10 @@ BLOCK_SIZES = (8, 16, 32, 64)
 
 Policy = Literal["fcfs", "priority", "deadline", "fair"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
+Speculative = Literal["ngram", "suffix", "draft", "self"]
+Verification = Literal["coupled", "rejection"]
+
+MODEL_PROPOSERS = ("draft", "self")  # those that compute, and so depend on the runner
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +52,17 @@ class EngineConfig:
     scheduling_policy: Policy = "fcfs"
     priority_seconds: float = 60.0  # policy priority: so many seconds of waiting outweigh one level
 
-    speculative: str | None = None
-    num_speculative_tokens: int = 5
+    speculative: Speculative | None = None  # what guesses the next tokens: ngram, suffix, draft or self; None: nothing
+    speculative_model: str | None = None  # of speculative draft: a smaller model with the same vocabulary
+    num_speculative_tokens: int = 5  # guesses verified at once for a sequence, at most
+    speculative_adaptive: bool = True  # fewer where measured acceptance and costs say so, down to none; else always all
+    speculative_verification: Verification = "coupled"  # rejection: the distribution is kept, the tokens are not
 
     fake_seconds_per_step: float = 0.0  # model `fake`: simulated cost of a step
     fake_seconds_per_token: float = 0.0  # model `fake`: simulated cost of each token computed
     fake_eos_every: int = 0  # model `fake`: one token in so many ends the sequence; 0: none does
+    fake_acceptance: float = 0.7  # model `fake`, speculative draft: share of its guesses that are right
+    fake_seconds_per_draft: float = 0.0  # model `fake`, speculative draft: cost of one guess for each sequence
     fake_poison: str | None = None  # model `fake`: a prompt that contains this text kills the process
 
     def __post_init__(self) -> None:
@@ -67,9 +76,17 @@ class EngineConfig:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, f"is {getattr(self, name)}; give a number above 0")
-        for name in ("swap_space", "fake_seconds_per_step", "fake_seconds_per_token", "fake_eos_every"):
+        for name in (
+            "swap_space",
+            "fake_seconds_per_step",
+            "fake_seconds_per_token",
+            "fake_seconds_per_draft",
+            "fake_eos_every",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise InvalidConfig(name, f"is {getattr(self, name)}; give 0 or more")
+        if not 0 <= self.fake_acceptance <= 1:
+            raise InvalidConfig("fake_acceptance", f"is {self.fake_acceptance}; give a share from 0 to 1")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfig("gpu_memory_utilization", f"is {self.gpu_memory_utilization}; give a share up to 1")
         if self.max_step_seconds is not None and not 0 < self.max_step_seconds < math.inf:
@@ -86,8 +103,12 @@ class EngineConfig:
             raise InvalidConfig("enable_host_prefix_cache", "needs enable_prefix_caching and a swap_space above 0")
         if self.fake_poison == "":
             raise InvalidConfig("fake_poison", "is empty and would match every prompt; give a text, or leave it out")
-        if self.speculative is not None:
-            raise InvalidConfig("speculative", f"{self.speculative!r} is not supported yet; leave it out")
+        if self.speculative is not None and self.speculative not in get_args(Speculative):
+            raise InvalidConfig(
+                "speculative", f"is {self.speculative!r}; choose one of {', '.join(get_args(Speculative))}"
+            )
+        if (self.speculative == "draft") != (self.speculative_model is not None):
+            raise InvalidConfig("speculative_model", "goes with speculative draft; name a model, or leave both out")
 
 
 def _check_literals(config: EngineConfig) -> None:
@@ -111,6 +132,7 @@ class ModelInfo:
     device: str
     kernels: str  # which arithmetic: part of the numerics profile
     chat_template: str | None = None
+    max_draft_len: int | None = None  # tokens of context of the model that drafts for it, where one does
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig, LoadedModel, ModelInfo
+from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel, ModelInfo
 from engine.plan import Candidate, PositionLogprobs, Sampled, StepResult, TokenLogprob
 from engine.text.tokenizer import Tokenizer
 from engine.text.vocabulary import printable_bytes
@@ -64,6 +64,7 @@ class FakeRunner:
         self._config = config
         self._verify_kv = verify_kv
         self._sleep = sleep
+        self._has_drafter = config.speculative in MODEL_PROPOSERS
         self._poison = config.fake_poison.encode() if config.fake_poison else None
         self._kv = [[0] * config.block_size for _ in range(self.num_kv_blocks)]
         self._host = [[0] * config.block_size for _ in range(self.num_host_slots)]
@@ -80,27 +81,49 @@ class FakeRunner:
             self._die_of_poison(row)
             if self._verify_kv:
                 self._check_context(row)
+            if self._has_drafter:
+                self._draft(row)
             digests = self._write(row)
-            result.samples += [self._draw(sequence, digests[-1]) for sequence in row.draws]
+            result.samples += self._samples(row, digests)
             prompt_logprobs = self._prompt_logprobs(row, digests)
             if prompt_logprobs:
                 result.prompt_logprobs[index] = prompt_logprobs
         seconds = self._config.fake_seconds_per_step + self._config.fake_seconds_per_token * plan.num_tokens
-        if seconds and plan.rows:
-            self._sleep(seconds)
+        if self._has_drafter and plan.rows:
+            depth = max(row.num_proposals for row in plan.rows)
+            result.draft_seconds = self._config.fake_seconds_per_draft * depth
+        if plan.rows and seconds + result.draft_seconds:
+            self._sleep(seconds + result.draft_seconds)
         return result
+
+    def _samples(self, row: Row, digests: list[int]) -> list[Sampled]:
+        if not row.num_proposals:
+            return [self._draw(sequence, digests[-1]) for sequence in row.draws]
+        return [self._draw(row.sequence.ahead(row.proposals[:place]), digest) for place, digest in enumerate(digests)]
+
+    def _draft(self, row: Row) -> None:
+        """Proposes what will be drawn, but for a share that goes one beside it."""
+        digest = self._digest_before(row)
+        for place in range(row.num_proposals):
+            digest = mix(digest, row.token_ids[place])
+            token_id = self._token(row.sequence.ahead(row.proposals[:place]), digest)
+            is_right = mix(digest, 3) / 2**64 < self._config.fake_acceptance
+            row.token_ids[place + 1] = token_id if is_right else token_id + 1
 
     def _write(self, row: Row) -> list[int]:
         """Computes the row's digests from the one before it in the pool, and writes them to its slots."""
         size, table = self.block_size, row.block_table
-        previous = row.start - 1
-        digest = self._kv[table[previous // size]][previous % size] if row.start else 0
+        digest = self._digest_before(row)
         digests = []
         for position, token_id in enumerate(row.token_ids, start=row.start):
             digest = mix(digest, token_id)
             self._kv[table[position // size]][position % size] = digest
             digests.append(digest)
         return digests
+
+    def _digest_before(self, row: Row) -> int:
+        previous = row.start - 1
+        return self._kv[row.block_table[previous // self.block_size]][previous % self.block_size] if row.start else 0
 
     def _draw(self, sequence: Sequence, digest: int) -> Sampled:
         if sequence.request.beams is not None:

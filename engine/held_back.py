@@ -28,10 +28,10 @@ class HeldBackStream(RequestStream):
     def is_told(self) -> bool:
         return self._is_told
 
-    def advance(self, sequence: Sequence, sampled: Sampled, now: float) -> list[ChoiceDelta]:
+    def advance(self, sequence: Sequence, samples: list[Sampled], now: float) -> list[ChoiceDelta]:
         self._note_token(now)
         if self.request.beams is None:
-            whole, delta = self._gathered[sequence.choice], self.choices[sequence.choice].advance(sampled)
+            whole, delta = self._gathered[sequence.choice], self.choices[sequence.choice].advance(samples)
             whole.token_ids += delta.token_ids
             whole.text += delta.text
             if delta.logprobs is not None:

@@ -78,9 +78,9 @@ class IsolatingExecutor:
         self._num_failures_in_a_row = 0
         outcomes, at = [], 0
         for index, row in enumerate(rows):
-            samples = result.samples[at : at + len(row.draws)]
+            samples = result.samples[at : at + row.num_samples]
             outcomes.append(_RowOutcome(samples, result.prompt_logprobs.get(index, [])))
-            at += len(row.draws)
+            at += row.num_samples
         return outcomes
 
     def _failure(self, row: Row, error: Exception) -> _RowOutcome:
@@ -92,7 +92,7 @@ class IsolatingExecutor:
             ) from error
         message = f"the forward pass failed: {type(error).__name__}: {error}"
         log.error("request %s: %s", row.sequence.request.request_id, message)
-        return _RowOutcome([Sampled(None, error=message) for _ in row.draws], error=message)
+        return _RowOutcome([Sampled(None, error=message)] * row.num_samples, error=message)
 
     def _merged(self, outcomes: list[_RowOutcome]) -> StepResult:
         result = StepResult([])

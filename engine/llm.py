@@ -17,14 +17,14 @@ import msgspec
 
 from engine.beams import BeamSearch
 from engine.collector import Collector
-from engine.config import EngineConfig, LoadedModel
-from engine.costs import StepCosts
+from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel
+from engine.costs import StepCosts, StepSize
 from engine.errors import EngineError, InvalidRequest
 from engine.held_back import HeldBackStream
 from engine.isolation import IsolatingExecutor
 from engine.outputs import ChoiceDelta, RequestDelta, RequestOutput
 from engine.params import SamplingParams
-from engine.plan import BlockMove, Plan, Runner, StepResult
+from engine.plan import BlockMove, Plan, Runner, Sampled, StepResult
 from engine.prompts import bad_word_ids, checked_token_ids, prompt_token_ids
 from engine.scheduler import Scheduler
 from engine.sequence import SEED_MASK, Request, Sequence
@@ -73,7 +73,9 @@ class LLM:
             num_host_slots=runner.num_host_slots,
             max_model_len=self.info.max_model_len,
             costs=self._costs,
+            max_draft_len=loaded.info.max_draft_len,
         )
+        self._has_drafter = self.config.speculative in MODEL_PROPOSERS
         self._executor = IsolatingExecutor(runner, self._scheduler)
         self._streams: dict[str, RequestStream] = {}
         self._early: list[RequestDelta] = []  # told by the next step: ends that needed none
@@ -125,11 +127,16 @@ class LLM:
         except BaseException:
             self._scheduler.discard_plan()
             raise
-        num_tokens = plan.num_tokens
-        self._scheduler.commit(plan, result)
+        samples, done = result.by_row(plan), self._size(plan)
+        num_taken = self._scheduler.commit(plan, result)
+        for index, count in num_taken.items():
+            samples[index] = samples[index][:count]
         now = self._clock()
-        self._count(plan.num_decodes, num_tokens, now - began)
-        return deltas + self._told(plan, result, now)
+        done = done._replace(num_drawn=plan.num_decodes + sum(num_taken.values()))
+        self._totals.num_steps += 1
+        self._totals.num_computed_tokens += done.num_tokens
+        self._costs.observe(done, now - began, result.draft_seconds)
+        return deltas + self._told(plan, result, samples, now)
 
     def abort(self, request_id: str) -> RequestDelta | None:
         """Ends a request at once and frees its blocks; returns its last delta, None where there is no such request.
@@ -241,18 +248,32 @@ class LLM:
             raise EngineError(f"the scheduler found nothing to do for {self._scheduler.num_requests} requests")
         return plan
 
-    def _told(self, plan: Plan, result: StepResult, now: float) -> list[RequestDelta]:
-        """Turns the step's draws into deltas; stop strings found on the way end their choices."""
-        samples = iter(result.samples)
+    def _size(self, plan: Plan) -> StepSize:
+        """Of a plan that is not committed yet, which moves its rows on."""
+        depths = [row.num_proposals for row in plan.rows]
+        num_decoding = plan.num_decodes + sum(depth > 0 for depth in depths)
+        num_proposals = sum(depths)
+        return StepSize(
+            num_prefill_tokens=plan.num_tokens - num_decoding - num_proposals,
+            num_decoding=num_decoding,
+            num_proposals=num_proposals,
+            draft_depth=max(depths, default=0) if self._has_drafter else 0,
+        )
+
+    def _told(self, plan: Plan, result: StepResult, samples: list[list[Sampled]], now: float) -> list[RequestDelta]:
+        """Turns each row's draws into deltas; stop strings found on the way end their choices."""
         found: dict[str, list[ChoiceDelta]] = {}
         for index, row in enumerate(plan.rows):
             request_id = row.sequence.request.request_id
             stream = self._streams[request_id]
             deltas = found.setdefault(request_id, [])
-            for sequence in row.draws:
-                sampled = next(samples)
-                deltas += stream.advance(sequence, sampled, now)
-                self._totals.num_generated_tokens += sampled.token_id is not None
+            drawn = samples[index]
+            each_drawn = [drawn] if len(row.draws) == 1 else [[sampled] for sampled in drawn]
+            for sequence, its_samples in zip(row.draws, each_drawn, strict=True):
+                choice = stream.choices[sequence.choice]
+                num_before = choice.num_tokens
+                deltas += stream.advance(sequence, its_samples, now)
+                self._totals.num_generated_tokens += choice.num_tokens - num_before
                 stop_string = stream.stop_string(sequence)
                 if stop_string is not None:
                     self._scheduler.finish(sequence, "stop", stop_string)
@@ -270,11 +291,6 @@ class LLM:
             if told[-1].finished:
                 del self._streams[request_id]
         return told
-
-    def _count(self, num_decodes: int, num_tokens: int, seconds: float) -> None:
-        self._totals.num_steps += 1
-        self._totals.num_computed_tokens += num_tokens
-        self._costs.observe(num_prefill_tokens=num_tokens - num_decodes, num_decode_tokens=num_decodes, seconds=seconds)
 
 
 def _load(model: str, config: EngineConfig) -> LoadedModel:

@@ -35,6 +35,8 @@ class Timeline:
     num_preemptions: int = 0
     num_swaps: int = 0
     num_cached_tokens: int = 0
+    num_drafted_tokens: int = 0  # proposals of speculation that were verified
+    num_accepted_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ A plan is good until it is committed: the scheduler keeps the rows of decoding s
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Row:
 
     position   0 ........... start ............ start + len(token_ids)
                | KV is in the pool | computed and written by this step |
+    token_ids      newest, or a chunk's tokens; then the proposals, whose KV counts only as far as they are accepted
     block_table[i] holds positions [i * block_size, (i + 1) * block_size) and covers all of the above
     """
 
@@ -42,16 +44,36 @@ class Row:
     draws: list[Sequence] = field(
         default_factory=list
     )  # sequences that each draw a token from the last logits (n after a prompt)
+    num_proposals: int = 0  # of a decoding row; the sequence then draws at each of the last 1 + n positions
+    draft_start: int = 0  # where proposals are a model's to make: so many tokens has it computed
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
 
+    @property
+    def num_samples(self) -> int:
+        return self.num_proposals + len(self.draws)
+
+    @property
+    def proposals(self) -> list[int]:
+        return self.token_ids[1:] if self.num_proposals else []
+
+    def propose(self, token_ids: list[int]) -> None:
+        """Makes a decoding row verify these behind its newest token."""
+        self.token_ids = [self.token_ids[0], *token_ids]
+        self.num_proposals = len(token_ids)
+        self.num_logits = len(self.token_ids)
+
+    def withdraw_proposals(self) -> None:
+        if self.num_proposals:
+            self.propose([])
+
 
 @dataclass(slots=True)
 class Plan:
     step_index: int
-    rows: list[Row] = field(default_factory=list)  # decodes first
+    rows: list[Row] = field(default_factory=list)  # plain decodes, decodes with proposals, prefill chunks
     num_decodes: int = 0  # so many leading rows compute one token and draw one, for their own sequence
     copies: list[BlockMove] = field(default_factory=list)  # device -> device, copy-on-write
     swap_out: list[BlockMove] = field(default_factory=list)  # device -> host
@@ -105,6 +127,9 @@ class Sampled:
 class StepResult:
     """`samples` run parallel to the plan: for each row in order, one entry for each of its draws in order.
 
+    A row with K proposals has 1 + K of them: entry j is the target's token if proposals before j were output. Where a
+    model made the proposals, the runner has put them into the row.
+
     `prompt_logprobs[i]` holds row i's prompt positions, for rows that asked: entry j is about the token *after*
     position `row.end - row.num_logits + j`, as far as that token is part of the prompt.
     """
@@ -112,6 +137,12 @@ class StepResult:
     samples: list[Sampled]
     prompt_logprobs: dict[int, list[PositionLogprobs]] = field(default_factory=dict)
     row_errors: dict[int, str] = field(default_factory=dict)  # rows whose forward failed, and why; their draws are void
+    draft_seconds: float = 0.0  # of the step, for making proposals
+
+    def by_row(self, plan: Plan) -> list[list[Sampled]]:
+        """The samples of each row. Ask before the plan is committed, which moves its rows on."""
+        ends = list(accumulate((row.num_samples for row in plan.rows), initial=0))
+        return [self.samples[start:end] for start, end in pairwise(ends)]
 
 
 class Runner(Protocol):

@@ -12,7 +12,7 @@ import torch
 
 from engine.batch import build_batch
 from engine.beam_sampler import answer
-from engine.config import EngineConfig, LoadedModel, ModelInfo
+from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel, ModelInfo
 from engine.errors import DeviceFailed, InvalidConfig
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.load import AnyDecoder, load_decoder
@@ -73,6 +73,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
 
     Raises ModelLoadError for a model that cannot be used, InvalidConfig for settings that do not fit it.
     """
+    _check_speculation(config)
     log.info("loading %s", model)
     folder = resolve(model)
     device = _device(config)
@@ -103,6 +104,14 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             chat_template=tokenizer.chat_template_source,
         ),
     )
+
+
+def _check_speculation(config: EngineConfig) -> None:
+    """What is promised but not built yet is refused by name."""
+    if config.speculative in MODEL_PROPOSERS:
+        raise InvalidConfig("speculative", f"{config.speculative} is not supported yet; use ngram or suffix")
+    if config.speculative_verification != "coupled":
+        raise InvalidConfig("speculative_verification", "rejection is not supported yet; use coupled")
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.plan import Plan
 from engine.roster import Roster
+from engine.speculation.speculator import Speculator
 from engine.step_committer import StepCommitter
 from engine.step_planner import StepPlanner, running_rows
 
@@ -33,12 +34,15 @@ class Scheduler:
         num_host_slots: int,
         max_model_len: int,
         costs: StepCosts,
+        max_draft_len: int | None = None,
     ) -> None:
+        """`max_draft_len`: tokens of context of the model that drafts, where one does."""
         self.roster = Roster(
             config, num_blocks=num_blocks, num_host_slots=num_host_slots, max_model_len=max_model_len, costs=costs
         )
-        self._planner = StepPlanner(self.roster, config, costs)
-        self._committer = StepCommitter(self.roster, config)
+        self.speculator = None if config.speculative is None else Speculator(config, costs, max_draft_len)
+        self._planner = StepPlanner(self.roster, config, costs, self.speculator)
+        self._committer = StepCommitter(self.roster, config, self.speculator)
         self._step_index = 0
         self._in_flight: Plan | None = None
 
@@ -89,10 +93,13 @@ class Scheduler:
         self._in_flight = self._planner.plan(self._step_index, now)
         return self._in_flight
 
-    def commit(self, plan: Plan, result: StepResult) -> None:
-        """Takes the outcome of a plan: tokens are appended, blocks become findable, sequences fork and finish."""
+    def commit(self, plan: Plan, result: StepResult) -> dict[int, int]:
+        """Takes the outcome of a plan: tokens are appended, blocks become findable, sequences fork and finish.
+
+        Returns how many samples of each row with proposals count, by the row's index in the plan.
+        """
         self._take_from_flight(plan)
-        self._committer.commit(plan, result)
+        return self._committer.commit(plan, result)
 
     def abandon(self, plan: Plan) -> Plan:
         """The plan's execution failed somewhere: nothing of it is committed, and its block moves are undone.
@@ -110,7 +117,8 @@ class Scheduler:
     def discard_plan(self) -> None:
         """Nothing came of the plan being executed, if there is one: its sequences are as they were before it."""
         if self._in_flight is not None:
-            self.abandon(self._in_flight)
+            for row in self.abandon(self._in_flight).rows:
+                row.withdraw_proposals()
             self._in_flight = None
 
     def check_integrity(self) -> None:

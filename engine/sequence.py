@@ -33,7 +33,7 @@ _TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
 }
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """One stream of tokens.
 
@@ -54,6 +54,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks, from the first on
     num_registered_blocks: int = 0  # how many of its blocks the prefix cache has been told of
     host_keys: list[HostKey] = field(default_factory=list)  # while swapped: one for each block
+    num_draft_tokens: int = 0  # so many tokens of its blocks the drafting model has computed, too
     check_at: int = 0  # while it decodes: so many computed tokens fill its last block or end it by length
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -129,6 +130,10 @@ class Sequence:
             return self.output_token_ids[start - len(prompt) : end - len(prompt)]
         return prompt[start:] + self.output_token_ids[: end - len(prompt)]
 
+    def ahead(self, token_ids: list[int]) -> Sequence:
+        """A stand-in whose output goes on with `token_ids`: what a draw sees if these are accepted. Holds no blocks."""
+        return Sequence(self.request, self.choice, self.seed, self.output_token_ids + token_ids)
+
     def move_to(self, state: SequenceState) -> None:
         """Changes the state; a change that the table does not allow is a bug and raises RuntimeError."""
         if state not in _TRANSITIONS[self.state]:
@@ -163,6 +168,8 @@ class Request:
     first_scheduled: float | None = None  # seconds of the engine's clock
     num_preemptions: int = 0
     num_swaps: int = 0
+    num_drafted_tokens: int = 0  # proposals that were verified for its sequences
+    num_accepted_tokens: int = 0  # of them accepted
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.speculation.counts import SpeculationCounts
+
 if TYPE_CHECKING:
     from engine.costs import StepCosts
     from engine.scheduler import Scheduler
@@ -42,6 +44,10 @@ class EngineStats:
     num_preempted_swap: int
     num_swapped_out_blocks: int
     num_swapped_in_blocks: int
+    num_drafted_tokens: int  # proposals that were verified
+    num_accepted_tokens: int  # of them accepted
+    acceptance_by_position: tuple[float | None, ...]  # share accepted of the proposals at each place; None: none yet
+    tokens_per_verification: float | None  # that came of a row with proposals, its own token included; None: none yet
     num_failed_rows: int  # rows of a plan whose forward raised
 
     prefill_tokens_per_s: float | None  # measured; None until then
@@ -61,6 +67,7 @@ class Totals:
 def stats_of(scheduler: Scheduler, costs: StepCosts, totals: Totals, *, num_failed_rows: int) -> EngineStats:
     roster = scheduler.roster
     pool, tables, waiting = roster.pool, roster.tables, roster.waiting
+    counts = SpeculationCounts(0) if scheduler.speculator is None else scheduler.speculator.counts
     num_allocated = pool.num_held * pool.block_size
     return EngineStats(
         num_requests=scheduler.num_requests,
@@ -88,6 +95,10 @@ def stats_of(scheduler: Scheduler, costs: StepCosts, totals: Totals, *, num_fail
         num_preempted_swap=roster.num_swaps,
         num_swapped_out_blocks=tables.num_swapped_out,
         num_swapped_in_blocks=tables.num_swapped_in,
+        num_drafted_tokens=counts.num_drafted,
+        num_accepted_tokens=counts.num_accepted,
+        acceptance_by_position=counts.acceptance_by_position,
+        tokens_per_verification=counts.num_drawn / counts.num_rows if counts.num_rows else None,
         num_failed_rows=num_failed_rows,
         prefill_tokens_per_s=_per_second(costs.seconds_per_prefill_token),
         decode_tokens_per_s=_per_second(costs.seconds_per_decode_token),

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING
 from engine.beam_committer import BeamCommitter
 from engine.finish import finish_of
 from engine.sequence import SequenceState
+from engine.speculation.accept import num_accepted
 
 if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.plan import Plan, PositionLogprobs, Row, Sampled, StepResult
     from engine.roster import Roster
     from engine.sequence import Sequence
+    from engine.speculation.speculator import Speculator
 
 
 class StepCommitter:
-    def __init__(self, roster: Roster, config: EngineConfig) -> None:
+    def __init__(self, roster: Roster, config: EngineConfig, speculator: Speculator | None) -> None:
         self._roster = roster
+        self._speculator = speculator
         self._config = config
         self._beams = BeamCommitter(roster)
 
-    def commit(self, plan: Plan, result: StepResult) -> None:
+    def commit(self, plan: Plan, result: StepResult) -> dict[int, int]:
+        """Returns how many samples of each row with proposals count, by the row's index in the plan."""
+        num_taken: dict[int, int] = {}
         self._roster.tables.settle()
         decodes, chunks = plan.rows[: plan.num_decodes], plan.rows[plan.num_decodes :]
         samples = result.samples[: plan.num_decodes]
@@ -33,10 +38,14 @@ class StepCommitter:
         self._commit_decodes(decodes, samples)
         at = plan.num_decodes
         for index, row in enumerate(chunks, start=plan.num_decodes):
-            if row.sequence.state is SequenceState.RUNNING:
-                self._commit_chunk(row, result.samples[at : at + len(row.draws)], result.prompt_logprobs.get(index, []))
-            at += len(row.draws)
+            samples, num_samples = result.samples[at : at + row.num_samples], row.num_samples
+            if row.num_proposals:
+                num_taken[index] = self._commit_proposals(row, samples)
+            elif row.sequence.state is SequenceState.RUNNING:
+                self._commit_chunk(row, samples, result.prompt_logprobs.get(index, []))
+            at += num_samples
         self._beams.advance()
+        return num_taken
 
     def _commit_decodes(self, rows: list[Row], samples: list[Sampled]) -> None:
         """The hot loop, well under a microsecond a row: only what fills its block or may end is looked at closer."""
@@ -70,6 +79,39 @@ class StepCommitter:
             self._roster.drop(sequence, *finish)
         elif row.start == len(sequence.block_table) * self._roster.pool.block_size:
             self._roster.running.needy.append(row)
+
+    def _commit_proposals(self, row: Row, samples: list[Sampled]) -> int:
+        """Output goes on with the accepted proposals and the target's own token, unless it ends before.
+
+        Returns how many samples that is, a failed one included.
+        """
+        sequence = row.sequence
+        if sequence.is_finished:
+            return 1  # the row's forward failed, and every sample says so
+        num_right, num_drafted = num_accepted(row.proposals, samples), row.start + row.num_proposals
+        num_taken = 0
+        for sampled in samples[: num_right + 1]:
+            num_taken += 1
+            if sampled.token_id is None:
+                self._roster.drop(sequence, "error", error=sampled.error or "no token was drawn")
+                break
+            sequence.output_token_ids.append(sampled.token_id)
+            row.start = sequence.num_computed_tokens = row.start + 1
+            finish = finish_of(sequence)
+            if finish is not None:
+                self._roster.cache.register(sequence)
+                self._roster.drop(sequence, *finish)
+                break
+        assert self._speculator is not None
+        self._speculator.verified(row, num_accepted=num_right, num_drawn=num_taken)
+        if not sequence.is_finished:
+            row.token_ids[0] = sequence.output_token_ids[-1]
+            row.withdraw_proposals()
+            sequence.num_draft_tokens = min(num_drafted, row.start)
+            self._roster.tables.shrink(sequence, row.start + 1)
+            self._roster.cache.register(sequence)
+            self._roster.running.needy.append(row)
+        return num_taken
 
     def _commit_chunk(self, row: Row, samples: list[Sampled], prompt_logprobs: list[PositionLogprobs]) -> None:
         sequence = row.sequence

@@ -1,8 +1,9 @@
 """Makes the rows of a plan: who gets blocks, chunks and seats in the next step. Pure.
 
-A plan spends one budget of tokens: every decoding sequence first (one token each), then prefill chunks in the policy's
-order, then sequences that start. Where blocks run out, running work is preempted, the policy's last first; what a plan
-preempts does not come back in it.
+A plan spends one budget of tokens: every decoding sequence first (one token each), then proposals to verify, then
+prefill chunks in the policy's order, then sequences that start. Where blocks run out, running work is preempted, the
+policy's last first; what a plan preempts does not come back in it. Proposals take what blocks are left, and preempt
+nobody.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     from engine.costs import StepCosts
     from engine.roster import Roster
     from engine.sequence import Sequence
+    from engine.speculation.speculator import Speculator
 
 _WATERMARK = 0.01  # share of the pool that a start leaves to running sequences
 
 
 class StepPlanner:
-    def __init__(self, roster: Roster, config: EngineConfig, costs: StepCosts) -> None:
+    def __init__(self, roster: Roster, config: EngineConfig, costs: StepCosts, speculator: Speculator | None) -> None:
         self._roster = roster
+        self._speculator = speculator
         self._config = config
         self._costs = costs
         self._has_preempted = False  # in the plan in the making
@@ -31,13 +34,17 @@ class StepPlanner:
     def plan(self, step_index: int, now: float) -> Plan:
         self._has_preempted = False
         self._grow_decodes()
-        budget = self._prefill_budget()
+        proposals = self._proposals()
+        budget = self._prefill_budget(sum(len(token_ids) for _, token_ids in proposals))
         chunks = self._chunk_prefills(budget)
         chunks += self._start_waiting(budget - sum(len(row.token_ids) for row in chunks), now)
         chunks = running_rows(chunks)  # some may have been preempted again
         decoding = self._roster.running.decoding
+        drafted = [row for row, token_ids in proposals if self._try_draft(row, token_ids)]
+        if drafted:
+            decoding = [row for row in decoding if not row.num_proposals]
         copies, swap_out, swap_in = self._roster.tables.take_moves()
-        return Plan(step_index, decoding + chunks, len(decoding), copies, swap_out, swap_in)
+        return Plan(step_index, decoding + drafted + chunks, len(decoding), copies, swap_out, swap_in)
 
     def num_promised_blocks(self) -> int:
         """Blocks that prefilling sequences will still need for the tokens they have."""
@@ -55,6 +62,30 @@ class StepPlanner:
                     break
                 self._preempt(self._roster.running.last())
 
+    def _proposals(self) -> list[tuple[Row, list[int]]]:
+        """What decoding rows should verify, if blocks can be had for it. While others prefill or wait, they are left
+        half of what decodes leave of the budget.
+        """
+        rows = self._roster.running.decoding
+        if self._speculator is None or not rows:
+            return []
+        room = self._config.max_num_batched_tokens - len(rows)
+        if self._roster.running.prefilling or len(self._roster.waiting):
+            room //= 2
+        proposals = self._speculator.propose(rows, room)
+        return [(row, token_ids) for row, token_ids in zip(rows, proposals, strict=True) if token_ids]
+
+    def _try_draft(self, row: Row, token_ids: list[int]) -> bool:
+        """Makes the row verify its proposals, as many as there are blocks for; False where it has lost its seat."""
+        sequence = row.sequence
+        if sequence.state is not SequenceState.RUNNING:
+            return False
+        if not self._roster.tables.try_grow(sequence, row.start + 1 + len(token_ids)):
+            token_ids = token_ids[: len(row.block_table) * self._roster.pool.block_size - row.start - 1]
+        row.propose(token_ids)
+        row.draft_start = sequence.num_draft_tokens
+        return bool(token_ids)
+
     def _note_next_check(self, sequence: Sequence) -> None:
         """Until so many tokens are computed, a decoding sequence neither fills its block nor ends by length."""
         sequence.check_at = len(sequence.block_table) * self._roster.pool.block_size
@@ -62,8 +93,8 @@ class StepPlanner:
         if max_tokens is not None:
             sequence.check_at = min(sequence.check_at, sequence.num_prompt_tokens + max_tokens - 1)
 
-    def _prefill_budget(self) -> int:
-        budget = self._config.max_num_batched_tokens - len(self._roster.running.decoding)
+    def _prefill_budget(self, num_proposals: int) -> int:
+        budget = self._config.max_num_batched_tokens - len(self._roster.running.decoding) - num_proposals
         if self._roster.running.decoding and self._config.max_step_seconds is not None:
             within = self._costs.num_prefill_tokens_within(self._config.max_step_seconds)
             if within is not None:

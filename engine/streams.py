@@ -22,6 +22,7 @@ class ChoiceStream:
         params = sequence.params
         self.sequence = sequence
         self.is_told = False
+        self.num_tokens = 0  # drawn for it here, none behind a stop string
         self._detokenizer = Detokenizer(
             tokenizer,
             sequence.prompt_token_ids,
@@ -35,19 +36,28 @@ class ChoiceStream:
             sequence.move_to(SequenceState.FINISHED)
             sequence.finish_reason, sequence.stop_reason = "stop", self._detokenizer.stop_reason
 
-    def advance(self, sampled: Sampled) -> ChoiceDelta:
-        """The delta of one draw that the scheduler has committed.
+    def advance(self, samples: list[Sampled]) -> ChoiceDelta:
+        """The delta of draws that the scheduler has committed together.
 
-        Where the text now holds a stop string, `stop_string` says so and the delta is the last: tell the scheduler.
+        Where the text now holds a stop string, `stop_string` says so, the delta is the last, and what was drawn behind
+        it is not told: tell the scheduler.
         """
         sequence = self.sequence
         delta = ChoiceDelta(sequence.choice)
-        if sampled.token_id is not None:
+        for place, sampled in enumerate(samples, start=1):
+            if sampled.token_id is None:
+                break
+            self.num_tokens += 1
             delta.token_ids.append(sampled.token_id)
             if sampled.logprobs is not None:
-                delta.logprobs = [sampled.logprobs]
-            if sequence.finish_reason != "stop" or sequence.params.include_stop_str_in_output:
-                delta.text = self._detokenizer.push(sampled.token_id)  # a stop token is no text, unless asked for
+                delta.logprobs = [*(delta.logprobs or []), sampled.logprobs]
+            is_stop = sequence.finish_reason == "stop" and place == len(samples)
+            if not is_stop or sequence.params.include_stop_str_in_output:
+                delta.text += self._detokenizer.push(sampled.token_id)  # a stop token is no text, unless asked for
+            if self.stop_string is not None:
+                if place < len(samples):  # whatever ended it behind the stop string did not come to pass
+                    sequence.finish_reason = sequence.stop_reason = sequence.error = None
+                break
         if sequence.is_finished or self.stop_string is not None:
             self.end(delta)
         return delta
@@ -95,9 +105,9 @@ class RequestStream:
     def is_told(self) -> bool:
         return all(choice.is_told for choice in self.choices)
 
-    def advance(self, sequence: Sequence, sampled: Sampled, now: float) -> list[ChoiceDelta]:
-        """What one draw that the scheduler has committed says, at `now` of the engine's clock."""
-        return [self.choices[sequence.choice].advance(sampled)]
+    def advance(self, sequence: Sequence, samples: list[Sampled], now: float) -> list[ChoiceDelta]:
+        """What a step's draws for one sequence, once committed, say at `now` of the engine's clock."""
+        return [self.choices[sequence.choice].advance(samples)]
 
     def stop_string(self, sequence: Sequence) -> str | None:
         """The stop string that the sequence's text now holds: tell the scheduler."""
@@ -157,4 +167,6 @@ class RequestStream:
             num_preemptions=request.num_preemptions,
             num_swaps=request.num_swaps,
             num_cached_tokens=request.num_cached_tokens,
+            num_drafted_tokens=request.num_drafted_tokens,
+            num_accepted_tokens=request.num_accepted_tokens,
         )

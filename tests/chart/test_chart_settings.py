@@ -56,7 +56,7 @@ def _expected(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         return sorted(get_args(hint))
     [kind] = [one for one in get_args(hint) or [hint] if one is not NoneType]
-    return JSON_TYPE[kind]
+    return _expected(kind) if get_origin(kind) is Literal else JSON_TYPE[kind]
 
 
 @pytest.mark.parametrize("process", OFFERED)

@@ -173,9 +173,10 @@ def test_values_set_in_python_are_checked_like_those_from_the_wire() -> None:
     [
         ("block_size", 12), ("block_size", 0), ("num_kv_blocks", 0), ("max_num_seqs", 0), ("dtype", "int3"),
         ("swap_space", -1), ("swap_space", math.nan), ("gpu_memory_utilization", 0), ("gpu_memory_utilization", 1.1),
-        ("max_step_seconds", 0), ("scheduling_policy", "lifo"), ("preemption_mode", "none"), ("speculative", "ngram"),
+        ("max_step_seconds", 0), ("scheduling_policy", "lifo"), ("preemption_mode", "none"), ("speculative", "guess"),
         ("max_num_batched_tokens", 10), ("enable_host_prefix_cache", True), ("fake_poison", ""),
-        ("priority_seconds", 0),
+        ("priority_seconds", 0), ("speculative_model", "x"), ("speculative_verification", "none"),
+        ("fake_acceptance", 1.5), ("fake_eos_every", -1),
     ],
 )  # fmt: skip
 def test_bad_settings_are_refused_by_name(field: str, value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineConfig
-from engine.costs import StepCosts
+from engine.costs import StepCosts, StepSize
 from engine.errors import InvalidConfig, InvalidRequest
 from engine.finish import finish_of
 from engine.params import SamplingParams
@@ -28,7 +28,7 @@ def record_plans(harness: Harness) -> list[Plan]:
 
     def keep(plan: Plan) -> Any:
         rows = [type(row)(row.sequence, row.start, list(row.token_ids), list(row.block_table), row.num_logits,
-                          row.draws) for row in plan.rows]  # fmt: skip
+                          row.draws, row.num_proposals) for row in plan.rows]  # fmt: skip
         kept = Plan(plan.step_index, rows, plan.num_decodes, plan.copies, plan.swap_out, plan.swap_in)
         plans.append(kept)
         return execute(plan)
@@ -78,7 +78,7 @@ def test_a_budget_under_the_seats_is_refused_at_start() -> None:
 
 
 def test_prefill_is_cut_to_the_step_time_only_while_something_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "observe", lambda self, **_: None)
+    monkeypatch.setattr(StepCosts, "observe", lambda self, *_: None)
     harness = Harness(
         block_size=BLOCK, num_kv_blocks=200, max_num_batched_tokens=400, max_num_seqs=4, max_step_seconds=1.0
     )
@@ -93,7 +93,7 @@ def test_prefill_is_cut_to_the_step_time_only_while_something_decodes(monkeypatc
 
 
 def test_prefill_is_slowed_by_a_step_time_that_cannot_be_kept_but_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepCosts, "observe", lambda self, **_: None)
+    monkeypatch.setattr(StepCosts, "observe", lambda self, *_: None)
     harness = Harness(block_size=BLOCK, num_kv_blocks=64, max_num_seqs=4, max_step_seconds=0.001)
     plans = record_plans(harness)
     harness.llm._costs.seconds_per_prefill_token = 1.0
@@ -109,8 +109,8 @@ def test_costs_are_told_apart() -> None:
     assert costs.num_prefill_tokens_within(1.0) is None
     assert costs.prefers_swap(num_tokens=1, num_blocks=1)  # nothing is known: copying is cheap
     for _ in range(50):
-        costs.observe(num_prefill_tokens=0, num_decode_tokens=4, seconds=0.1)
-        costs.observe(num_prefill_tokens=100, num_decode_tokens=4, seconds=1.1)
+        costs.observe(StepSize(0, num_decoding=4, num_drawn=4), 0.1)
+        costs.observe(StepSize(100, num_decoding=4, num_drawn=4), 1.1)
     assert costs.seconds_per_prefill_token == pytest.approx(0.01)
     assert costs.seconds_per_decode_token == pytest.approx(0.025)
     assert costs.num_prefill_tokens_within(0.6) == 50

@@ -27,6 +27,10 @@ configs = st.fixed_dictionaries(
         "enable_prefix_caching": st.booleans(),
         "enable_host_prefix_cache": st.booleans(),
         "max_step_seconds": st.sampled_from([None, 0.05]),
+        "speculative": st.sampled_from([None, "ngram", "suffix", "draft"]),
+        "num_speculative_tokens": st.integers(1, 6),
+        "speculative_adaptive": st.booleans(),
+        "fake_acceptance": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     }
 )
 requests = st.fixed_dictionaries(
@@ -80,6 +84,8 @@ class Schedules(RuleBasedStateMachine):
     def start(self, config: dict[str, Any]) -> None:
         config["max_num_batched_tokens"] = max(config["max_num_batched_tokens"], config["max_num_seqs"])
         config["enable_host_prefix_cache"] &= config["enable_prefix_caching"] and config["num_host_slots"] > 0
+        if config["speculative"] == "draft":
+            config["speculative_model"] = "fake"
         self.harness = Harness(max_model_len=MAX_LEN, **config)
         self.max_len = self.harness.llm.info.max_model_len
         self.given: dict[str, tuple[Any, list[list[int]] | None]] = {}

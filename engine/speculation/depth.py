@@ -1,0 +1,60 @@
+"""How many proposals of each sequence are worth verifying in this step: K, down to 0. Pure.
+
+A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds
+rate^j for the j-th proposal of a sequence. The m most likely proposals of the whole batch are verified, with the m for
+which tokens a second, (N + g) / t(N + m), is largest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_LEAST_GAIN = 0.02  # tokens; a proposal that is expected to give less is not weighed
+_START_MARGIN = 1.04  # to begin, speculation must promise so many times the tokens a second of none; to go on, as many
+
+
+class Offer(NamedTuple):
+    """What could be verified of one sequence."""
+
+    num_tokens: int
+    rate: float  # of each, given that those before it are right
+
+
+class DepthChooser:
+    """Begins only with a margin and stops without one, so that it does not flicker around the break-even."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+
+    def choose(self, offers: list[Offer], most: int, seconds: list[float], seconds_per_depth: float) -> list[int]:
+        """K for each sequence, at most `most` in all.
+
+        seconds[m]: of a step that verifies m proposals, as far as known; `seconds_per_depth`: what drafting takes for
+        each proposal of the sequence that has the most of them.
+        """
+        gains = _gains(offers)[: min(most, len(seconds) - 1)]
+        num_tokens, deepest, num_best = float(len(offers)), 0, 0
+        best = num_tokens / seconds[0] * (1.0 if self.is_on else _START_MARGIN)
+        for num_proposals, (gain, place, _) in enumerate(gains, start=1):
+            num_tokens += gain
+            deepest = max(deepest, place)
+            rate = num_tokens / (seconds[num_proposals] + deepest * seconds_per_depth)
+            if rate > best:
+                best, num_best = rate, num_proposals
+        depths = [0] * len(offers)
+        for _, place, index in gains[:num_best]:
+            depths[index] = max(depths[index], place)
+        if gains:
+            self.is_on = num_best > 0
+        return depths
+
+
+def _gains(offers: list[Offer]) -> list[tuple[float, int, int]]:
+    """(expected tokens, place, index of the sequence) of proposals, the likeliest first; a sequence's own in order."""
+    gains = [
+        (gain, place, index)
+        for index, offer in enumerate(offers)
+        for place in range(1, offer.num_tokens + 1)
+        if (gain := offer.rate**place) >= _LEAST_GAIN
+    ]
+    return sorted(gains, key=lambda each: -each[0])

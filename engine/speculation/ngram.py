@@ -1,0 +1,77 @@
+"""Prompt lookup: what followed the last time that the text ended as it does now. Pure.
+
+    ... the red fox jumped ............... the red fox        the newest tokens are found earlier,
+            ^^^^^^^ matches                ^^^^^^^^^^^        and what came behind them is proposed: jumped ...
+
+Each sequence keeps an index from every pair of tokens to the places behind it; the longest match among the newest few
+places wins, and of equally long ones the newest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from engine.speculation.proposal import NOTHING, Proposal
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+_KEY_LEN = 2  # tokens that must match at least
+_MAX_MATCH = 16  # a longer match says no more
+_MAX_PLACES = 16  # that are looked at, of those behind one pair
+
+
+class NgramProposer:
+    def __init__(self) -> None:
+        self._indexes: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
+        """Graded by the length of the match, 2 to 16."""
+        index = self._indexes.get(sequence)
+        if index is None:
+            index = self._indexes[sequence] = _Index()
+        index.extend(sequence)
+        place, match_len = index.longest_match()
+        if not match_len:
+            return NOTHING
+        return Proposal(index.continuation(place, count), match_len)
+
+
+class _Index:
+    """The tokens of one sequence, and where each pair of them ends."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._places: dict[tuple[int, int], list[int]] = {}  # pair -> places behind it, ascending
+
+    def extend(self, sequence: Sequence) -> None:
+        """Takes the tokens that are new since the last time; places behind the newest pair are not listed yet."""
+        tokens, places = self._tokens, self._places
+        start = len(tokens)
+        tokens += sequence.tokens(start, sequence.num_tokens)
+        for place in range(max(start, _KEY_LEN), len(tokens)):
+            places.setdefault((tokens[place - 2], tokens[place - 1]), []).append(place)
+
+    def longest_match(self) -> tuple[int, int]:
+        """(place, how many tokens before it equal the newest ones); (0, 0) where no pair matches."""
+        tokens = self._tokens
+        if len(tokens) < _KEY_LEN:
+            return 0, 0
+        best, best_len = 0, 0
+        for place in reversed(self._places.get((tokens[-2], tokens[-1]), [])[-_MAX_PLACES:]):
+            match_len = _KEY_LEN
+            most = min(place, _MAX_MATCH)
+            while match_len < most and tokens[place - match_len - 1] == tokens[-match_len - 1]:
+                match_len += 1
+            if match_len > best_len:
+                best, best_len = place, match_len
+                if match_len == _MAX_MATCH:
+                    break
+        return best, best_len
+
+    def continuation(self, place: int, count: int) -> list[int]:
+        """`count` tokens from `place` on; a match that reaches the end goes round, as its text would."""
+        tokens = self._tokens
+        period = len(tokens) - place
+        return [tokens[place + offset % period] for offset in range(count)]

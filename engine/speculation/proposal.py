@@ -1,0 +1,26 @@
+"""What a proposer hands to the planner, and what a proposer is. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+
+
+class Proposal(NamedTuple):
+    """Tokens that may follow a sequence's newest one. Guesses: whatever they are, the output stays the same."""
+
+    token_ids: list[int]
+    grade: int  # how good the proposer thinks they are; proposals of one grade are accepted about equally often
+
+
+NOTHING = Proposal([], 0)
+
+
+class Proposer(Protocol):
+    """Guesses from tokens alone."""
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
+        """At most `count` tokens to follow the sequence's newest one."""
+        ...

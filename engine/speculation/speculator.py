@@ -1,0 +1,142 @@
+"""Decides which proposals a step verifies, and learns from what became of them. Pure.
+
+    propose ──> how likely? how dear? ──> K for each sequence ──> rows of 1 + K tokens ──> accepted ──> rates
+       |                                                                                                 ^
+       +────────── proposals of tokens alone are judged by what came, verified or not ───────────────────+
+
+A drafting model's proposals are not known when the plan is made: its rows hold zeros, which the runner replaces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
+
+from engine.speculation.acceptance_rates import AcceptanceRates
+from engine.speculation.counts import SpeculationCounts
+from engine.speculation.depth import DepthChooser, Offer
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposal import Proposal
+from engine.speculation.suffix import SuffixProposer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.config import EngineConfig
+    from engine.costs import StepCosts
+    from engine.plan import Row
+    from engine.sequence import Sequence
+    from engine.speculation.proposal import Proposer
+
+_PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+_MODEL_GRADE = 0  # of whatever a model drafts
+_FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
+
+
+class _Guess(NamedTuple):
+    num_tokens: int  # of the sequence when it was made
+    proposal: Proposal
+
+
+class Speculator:
+    def __init__(self, config: EngineConfig, costs: StepCosts, max_draft_len: int | None = None) -> None:
+        """`max_draft_len`: tokens of context of the model that drafts, where one does."""
+        self.counts = SpeculationCounts(config.num_speculative_tokens)
+        self._most = config.num_speculative_tokens
+        self._is_adaptive = config.speculative_adaptive
+        self._costs = costs
+        self._max_draft_len = max_draft_len
+        self._proposer = _PROPOSERS[config.speculative]() if config.speculative in _PROPOSERS else None
+        self._rates = AcceptanceRates()
+        self._chooser = DepthChooser()
+        self._guesses: WeakKeyDictionary[Sequence, _Guess] = WeakKeyDictionary()
+        self._num_idle_steps = 0
+        self._retry_after = _FIRST_RETRY
+
+    def propose(self, rows: list[Row], most: int) -> list[list[int]]:
+        """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
+        proposals = [self._proposal(row.sequence) for row in rows]
+        offers = [
+            Offer(self._count(row.sequence, each), self._rates.rate(row.sequence, each.grade))
+            for row, each in zip(rows, proposals, strict=True)
+        ]
+        depths = self._adapted(offers, most) if self._is_adaptive else _in_order(offers, most)
+        return [each.token_ids[:depth] for each, depth in zip(proposals, depths, strict=True)]
+
+    def verified(self, row: Row, *, num_accepted: int, num_drawn: int) -> None:
+        """So many of the row's proposals were accepted, and so many tokens became output."""
+        num_drafted = row.num_proposals
+        self.counts.add(num_drafted=num_drafted, num_accepted=num_accepted, num_drawn=num_drawn)
+        request = row.sequence.request
+        request.num_drafted_tokens += num_drafted
+        request.num_accepted_tokens += num_accepted
+        if self._proposer is None:
+            has_wrong = num_accepted < num_drafted
+            self._rates.observe(row.sequence, _MODEL_GRADE, num_right=num_accepted, has_wrong=has_wrong)
+
+    def _proposal(self, sequence: Sequence) -> Proposal:
+        if self._proposer is None:
+            return Proposal([0] * self._most, _MODEL_GRADE)
+        guess = self._guesses.get(sequence)
+        if guess is not None:
+            self._judge(sequence, guess)
+        proposal = self._proposer.propose(sequence, self._most)
+        self._guesses[sequence] = _Guess(sequence.num_tokens, proposal)
+        return proposal
+
+    def _judge(self, sequence: Sequence, guess: _Guess) -> None:
+        """Whether it was verified or not: the tokens that came say how good the guess was."""
+        came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
+        num_right = 0
+        for proposed, token_id in zip(guess.proposal.token_ids, came, strict=False):
+            if proposed != token_id:
+                self._rates.observe(sequence, guess.proposal.grade, num_right=num_right, has_wrong=True)
+                return
+            num_right += 1
+        self._rates.observe(sequence, guess.proposal.grade, num_right=num_right, has_wrong=False)
+
+    def _count(self, sequence: Sequence, proposal: Proposal) -> int:
+        """How many of the proposals may be verified: the target's own token is output, too."""
+        if sequence.request.beams is not None:
+            return 0
+        count = min(self._most, len(proposal.token_ids))
+        if sequence.params.max_tokens is not None:
+            count = min(count, sequence.params.max_tokens - sequence.num_output_tokens - 1)
+        if self._max_draft_len is not None:
+            count = min(count, self._max_draft_len - sequence.num_computed_tokens)
+        return max(0, count)
+
+    def _adapted(self, offers: list[Offer], most: int) -> list[int]:
+        most = min(most, sum(offer.num_tokens for offer in offers))
+        num_sequences = len(offers)
+        costs = self._costs
+        seconds = costs.decode_curve.estimates(num_sequences, num_sequences + most)
+        if len(seconds) < 2:
+            return [0] * num_sequences  # nothing to propose, or no step to compare with
+        if self._proposer is not None:
+            return self._chooser.choose(offers, most, seconds, 0.0)
+        if costs.seconds_per_draft is None:
+            return _in_order([offer._replace(num_tokens=min(1, offer.num_tokens)) for offer in offers], most)
+        return self._retried(offers, self._chooser.choose(offers, most, seconds, costs.seconds_per_draft))
+
+    def _retried(self, offers: list[Offer], depths: list[int]) -> list[int]:
+        """Where a model has long drafted nothing, nobody knows whether it would be right by now: one draft tells."""
+        if any(depths):
+            self._num_idle_steps, self._retry_after = 0, _FIRST_RETRY
+            return depths
+        self._num_idle_steps += 1
+        if self._num_idle_steps < self._retry_after:
+            return depths
+        self._num_idle_steps, self._retry_after = 0, min(2 * self._retry_after, _LAST_RETRY)
+        index = next(index for index, offer in enumerate(offers) if offer.num_tokens)
+        depths[index] = 1
+        return depths
+
+
+def _in_order(offers: list[Offer], most: int) -> list[int]:
+    """All that is offered, as far as `most` reaches."""
+    depths = []
+    for offer in offers:
+        depths.append(min(offer.num_tokens, most))
+        most -= depths[-1]
+    return depths
