@@ -100,7 +100,7 @@ class Admission:
             name = ask.name_of(error.param)
             raise BadRequest(f"{name}: {error.message}", param=name) from None
         max_tokens = self._max_tokens(ask, card, params, prompt)
-        await self._check_deadline(ask, params, Work(prompt.estimate, params.n * max_tokens))
+        await self._check_deadline(ask, params, Work(prompt.estimate, params.num_sequences * max_tokens))
         params = msgspec.structs.replace(
             params,
             max_tokens=max_tokens,
@@ -118,7 +118,7 @@ class Admission:
             webhook=ask.webhook,
             salt=self.keyring.cache_domain(tenant, ask.cache_salt),
         )
-        cost = min(prompt.estimate, card.max_model_len) + params.n * max_tokens
+        cost = min(prompt.estimate, card.max_model_len) + params.num_sequences * max_tokens
         return Draft(ask, spec, cost)
 
     async def _prompt_size(self, ask: Ask, card: ModelCard, params: SamplingParams) -> PromptSize:

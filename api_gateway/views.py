@@ -43,6 +43,10 @@ def finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) else LEAST_LOGPROB
 
 
+def _finite_or_none(value: float | None) -> float | None:
+    return None if value is None else finite(value)
+
+
 def job_view(job: Job, *, queue: QueueView | None = None, result: Result | None = None) -> JobView:
     outcome = job.outcome
     return JobView(
@@ -141,6 +145,8 @@ def _choice_view(choice: Choice) -> ChoiceView:
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
         logprobs=_positions(choice.logprobs),
+        cumulative_logprob=_finite_or_none(choice.cumulative_logprob),
+        score=_finite_or_none(choice.score),
     )
 
 
@@ -152,6 +158,8 @@ def _delta_view(delta: ChoiceDelta) -> DeltaView:
         logprobs=_positions(delta.logprobs),
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
+        cumulative_logprob=_finite_or_none(delta.cumulative_logprob),
+        score=_finite_or_none(delta.score),
     )
 
 

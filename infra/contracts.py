@@ -73,9 +73,14 @@ class JobSpec(Struct):
     v: int = VERSION
 
     @property
+    def num_sequences(self) -> int:
+        """What grows in the engine: a sequence for each choice, or for each candidate that may become one."""
+        return int(self.params.get("best_of") or self.params.get("n") or 1)
+
+    @property
     def output_tokens(self) -> int:
-        """Tokens that may be generated at most, all choices together."""
-        return int((self.params.get("n") or 1) * (self.params.get("max_tokens") or 0))
+        """Tokens that may be generated at most, all sequences together."""
+        return self.num_sequences * int(self.params.get("max_tokens") or 0)
 
 
 class NewJob(Struct):
@@ -148,6 +153,8 @@ class ChoiceDelta(Struct):
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None  # with a choice that is told whole, at its end
+    score: float | None = None
 
 
 class Choice(Struct):
@@ -157,6 +164,8 @@ class Choice(Struct):
     finish_reason: str | None
     stop_reason: int | str | None = None
     logprobs: list[PositionLogprobs] | None = None
+    cumulative_logprob: float | None = None  # of a choice out of several candidates, beams included
+    score: float | None = None  # what these were ranked by; choices are in its order
 
 
 class Result(Struct):

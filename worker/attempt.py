@@ -60,18 +60,25 @@ class Attempt:
     @property
     def num_sequences(self) -> int:
         """Sequences that it keeps busy in the engine; one, while its parameters are not read."""
-        return sum(choice.finish_reason is None for choice in self.progress.choices) or 1
+        return sum(choice.finish_reason is None for choice in self.progress.choices) + self._num_spare_candidates or 1
 
     @property
     def remaining_tokens(self) -> list[int]:
         """Output tokens that each sequence may still draw."""
         spec = self.job.spec
-        each = spec.output_tokens // (spec.params.get("n") or 1)
+        each = spec.output_tokens // spec.num_sequences
         if not self.progress.choices:
             return [each]
-        return [
-            max(0, each - len(choice.token_ids)) for choice in self.progress.choices if choice.finish_reason is None
-        ]
+        open_choices = [choice for choice in self.progress.choices if choice.finish_reason is None]
+        left = [max(0, each - len(choice.token_ids)) for choice in open_choices]
+        return left + [each] * self._num_spare_candidates
+
+    @property
+    def _num_spare_candidates(self) -> int:
+        """Sequences beside those that the choices are named after, as long as it is not known which become choices."""
+        choices = self.progress.choices
+        is_open = bool(choices) and not self.progress.is_finished
+        return max(0, self.job.spec.num_sequences - len(choices)) if is_open else 0
 
     @property
     def prompt_tokens_left(self) -> int:

@@ -181,7 +181,8 @@ class Bridge:
             self._end(attempt, Commit(outcome_of(progress, timeline={}, errors={})))
             return
         attempt.phase = Phase.RUNNING
-        self._engine.send(Add(attempt.request_id, prompt, params, salt, attempt.job.tenant, progress.emitted))
+        emitted = None if params.is_held_back else progress.emitted  # told whole at the end: it starts anew
+        self._engine.send(Add(attempt.request_id, prompt, params, salt, attempt.job.tenant, emitted))
 
     def _emit(self, delta: RequestDelta) -> None:
         """Takes what a step emitted for one request; deltas of an attempt that is lost go nowhere."""

@@ -22,6 +22,8 @@ def joined(first: ChoiceDelta, second: ChoiceDelta) -> ChoiceDelta:
         logprobs=logprobs,
         finish_reason=second.finish_reason,
         stop_reason=second.stop_reason,
+        cumulative_logprob=second.cumulative_logprob,
+        score=second.score,
     )
 
 
@@ -33,6 +35,8 @@ class ChoiceProgress:
     logprobs: list[PositionLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
 
     def extend(self, delta: ChoiceDelta) -> None:
         if self.finish_reason is not None:
@@ -43,6 +47,7 @@ class ChoiceProgress:
             self.logprobs = [*(self.logprobs or []), *delta.logprobs]
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.cumulative_logprob, self.score = delta.cumulative_logprob, delta.score
 
     def as_choice(self) -> Choice:
         return Choice(
@@ -52,6 +57,8 @@ class ChoiceProgress:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=self.logprobs,
+            cumulative_logprob=self.cumulative_logprob,
+            score=self.score,
         )
 
 

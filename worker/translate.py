@@ -69,6 +69,8 @@ def choice_delta(delta: outputs.ChoiceDelta, token_text: TokenText) -> ChoiceDel
         logprobs=None if logprobs is None else [position_logprobs(position, token_text) for position in logprobs],
         finish_reason=delta.finish_reason,
         stop_reason=delta.stop_reason,
+        cumulative_logprob=delta.cumulative_logprob,
+        score=delta.score,
     )
 
 

@@ -66,6 +66,8 @@ class ChoiceView(msgspec.Struct, kw_only=True):
     finish_reason: str | None
     stop_reason: int | str | None
     logprobs: list[PositionLogprobsView] | None
+    cumulative_logprob: float | None = None  # of a choice out of several candidates (beams, best_of), best first
+    score: float | None = None  # what these were ranked by
 
 
 class ResultView(msgspec.Struct, kw_only=True):
@@ -129,6 +131,8 @@ class DeltaView(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: list[PositionLogprobsView] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
 
 
 class EventView(msgspec.Struct, kw_only=True, omit_defaults=True):
