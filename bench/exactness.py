@@ -53,6 +53,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "min_tokens": {"temperature": 0.8, "seed": 8, "min_tokens": 10, "logit_bias": {2: 6.0}, "ignore_eos": False},
     "stop": {"temperature": 0.0, "stop": [" the", "\n", "."], "min_tokens": 3},
     "n4": {"temperature": 1.0, "seed": 9, "n": 4},
+    "best_of": {"temperature": 1.0, "seed": 10, "n": 2, "best_of": 4},
+    "beams": {"use_beam_search": True, "n": 4, "length_penalty": 0.7},
+    "ended_beams": {
+        "use_beam_search": True,
+        "n": 3,
+        "early_stopping": "never",
+        "length_penalty": 2.0,
+        "repetition_penalty": 1.1,
+        "stop": ["\n", "."],
+        "min_tokens": 3,
+    },
 }
 
 
@@ -140,14 +151,16 @@ class Bench:
         if any(getattr(alone, fact) != getattr(found, fact) for fact in facts):
             return False
         if self.is_native:
-            return alone.logprobs == found.logprobs
+            return (alone.logprobs, alone.score) == (found.logprobs, found.score)
         return all(
             abs(one.chosen.logprob - other.chosen.logprob) < 1e-4
             for one, other in zip(alone.logprobs or [], found.logprobs or [], strict=True)
         )
 
     def _is_near_tie(self, case: Case, alone: Choice, found: Choice) -> bool:
-        """Whether the first token in which they part was nearly as good as the other."""
+        """Whether the first token in which they part was nearly as good as the other; where choices are ranked, the whole."""
+        if alone.score is not None and found.score is not None:
+            return abs(alone.score - found.score) < NEAR_TIE
         pairs = zip(alone.token_ids, found.token_ids, strict=False)
         at = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
         if at is None or alone.logprobs is None:
@@ -216,6 +229,8 @@ def continued(llm: LLM, cases: list[Case]) -> list[RequestOutput]:
     collectors = {}
     for index, case in enumerate(cases):
         emitted = [c.token_ids[: (3 + 5 * c.index) % (len(c.token_ids) + 1)] for c in case.alone.choices]
+        if case.params.is_held_back:
+            emitted = []  # nothing is told before the end: another engine begins anew
         collectors[str(index)] = add(llm, str(index), case, emitted)
     while llm.has_unfinished():
         for delta in llm.step():
