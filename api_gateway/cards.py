@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from infra.contracts import ModelCard
@@ -20,7 +22,7 @@ class Cards:
 
     store: JobStore
     _cards: dict[str, ModelCard] = field(default_factory=dict)
-    _lanes: dict[str, int] = field(default_factory=dict)
+    _lanes: dict[str, list[int]] = field(default_factory=dict)  # those open to new jobs
     _read_at: float = float("-inf")
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -39,10 +41,10 @@ class Cards:
         return self._cards[alias]
 
     async def lane(self, alias: str) -> int:
-        """The lane that the alias's jobs are written to."""
-        if alias not in self._lanes:
-            self._lanes[alias] = await self.store.open_lane(alias)
-        return self._lanes[alias]
+        """A lane for a new job of the alias: any open one, each as likely."""
+        if not self._lanes.get(alias):
+            self._lanes[alias] = [await self.store.open_lane(alias)]
+        return random.choice(self._lanes[alias])
 
     async def _refresh(self, max_age_seconds: float) -> None:
         if time.monotonic() - self._read_at < max_age_seconds:
@@ -50,5 +52,8 @@ class Cards:
         async with self._lock:
             if time.monotonic() - self._read_at >= max_age_seconds:
                 self._cards = await self.store.cards()
-                self._lanes = {}
+                self._lanes = defaultdict(list)
+                for lane in await self.store.lane_states():
+                    if lane.is_open:
+                        self._lanes[lane.alias].append(lane.number)
                 self._read_at = time.monotonic()

@@ -249,6 +249,16 @@ def ahead_of(facts: Facts, lane: int, tier: Tier, place: Place) -> Ahead:
     return before
 
 
+def place_in_pool(facts: Facts, lane: int, tier: Tier, place: Place) -> Place:
+    """A job's place among the jobs of its tier in all lanes: workers take the lanes in turn, so about as many jobs go
+    ahead from each other lane as from its own."""
+    ahead = Ahead(place.position, place.ahead)
+    for number, load in facts.loads.items():
+        if number != lane and not load.paused:
+            ahead += _first(load, tier, place.position)
+    return Place(round(ahead.jobs), ahead.work, facts.num_running)
+
+
 def eta_seconds(facts: Facts, lane: int, tier: Tier, place: Place, own: Work) -> float | None:
     """When the first token of a waiting job may come; None while nothing was measured, or where its lane is paused."""
     num_elsewhere = sum(load.running for number, load in facts.loads.items() if number != lane)

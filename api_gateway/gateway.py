@@ -105,6 +105,7 @@ class Gateway:
             try:
                 for lane in await self.store.lanes():
                     await self.store.sweep(lane)
+                await self.store.drop_drained()
             except MillstreamError as error:
                 log.warning("sweep: %s; trying again in %g s", error, self.settings.sweep_seconds)
             except Exception:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from api_gateway import eta
 from api_gateway.errors import GatewayClosing
 from api_gateway.event_hub import EventHub
 from api_gateway.outlook import Outlook
@@ -91,9 +92,10 @@ class JobBook:
             return None
         facts = await self.outlook.facts(job.spec.model)
         wait_seconds = await self.outlook.eta_seconds(job, place)
+        in_pool = eta.place_in_pool(facts, job.lane, job.tier, place)
         return QueueView(
-            position=place.position,
-            ahead_tokens=round(facts.sizes.expected(place.ahead).tokens),
+            position=in_pool.position,
+            ahead_tokens=round(facts.sizes.expected(in_pool.ahead).tokens),
             eta_seconds=None if wait_seconds is None else round(wait_seconds, 3),
         )
 

@@ -46,6 +46,13 @@ class UnknownJob(MillstreamError):
     code = "job_not_found"
 
 
+class UnknownLane(MillstreamError):
+    """There is no lane of that number; `millstream lanes` lists those that there are."""
+
+    status = 404
+    code = "lane_not_found"
+
+
 class EventsGone(MillstreamError):
     """The event log of this job has expired; read its result instead."""
 

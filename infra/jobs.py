@@ -45,7 +45,7 @@ from infra.node import Argument
 from infra.scripts import Call, Scripts
 from infra.settings import QueueSettings, StoreSettings
 from infra.states import TERMINAL, Status, change_to
-from infra.store import LaneLoad, Place, Sweep
+from infra.store import LaneLoad, LaneState, Place, Sweep, check_lane_change
 from infra.streams import Doorbell, EventsBell, WorkBell
 from infra.work import Work
 
@@ -54,6 +54,8 @@ _WORKER = msgspec.msgpack.Decoder(WorkerRecord)
 _MAX_MEMORY_SHARE = 0.8  # beyond it no new work: what is accepted needs the rest
 _MEMORY_LOOK_SECONDS = 1.0
 _LOG_PAGE = 1000
+_LANES = (keys.LANES, keys.CLOSED_LANES)
+_DROPPED = -2  # what `submit.lua` says of its lane
 _SUBMIT_SECONDS = 3600.0  # an entry of a tenant's index that is younger may be of a submit on its way
 
 
@@ -90,13 +92,42 @@ class RedisJobs:
     # --- lanes, cards, idempotency keys ---
 
     async def open_lane(self, alias: str) -> int:
-        return int(await self._scripts.call("open_lane", [keys.LANES], [alias]))
+        return int(await self._scripts.call("open_lane", _LANES, [alias]))
 
     async def lanes(self, alias: str | None = None) -> list[int]:
         names = await self._server.command("HGETALL", keys.LANES)
         return sorted(
             int(number) for number, name in names.items() if number != b"next" and alias in (None, name.decode())
         )
+
+    async def lane_states(self) -> list[LaneState]:
+        names, closed = await self._server.batch(("HGETALL", keys.LANES), ("HGETALL", keys.CLOSED_LANES))
+        numbers = sorted(int(number) for number in names if number != b"next")
+        return [LaneState(number, names[b"%d" % number].decode(), b"%d" % number not in closed) for number in numbers]
+
+    async def add_lane(self, alias: str) -> int:
+        return int(await self._scripts.call("add_lane", [keys.LANES], [alias]))
+
+    async def set_open(self, lane: int, is_open: bool) -> None:
+        name = "reopen_lane" if is_open else "close_lane"
+        answer = await self._scripts.call(name, _LANES, [lane])
+        check_lane_change(lane, is_known=answer != 0, is_last=answer < 0)
+
+    async def drop_drained(self) -> list[int]:
+        closed = await self._server.command("HGETALL", keys.CLOSED_LANES)
+        closed.pop(b"clock", None)
+        dropped = list[int]()
+        for lane, moment in sorted((int(number), moment) for number, moment in closed.items()):
+            # A job that comes between the two steps is refused by the first and revives the lane, before or after the
+            # second, which therefore changes nothing where the moment is another.
+            is_empty = await self._on_lane(lane, "drop", [moment])
+            if is_empty and await self._scripts.call("forget_lane", _LANES, [lane, moment]):
+                dropped.append(lane)
+        return dropped
+
+    async def _revive(self, lane: int, alias: str) -> int:
+        """Has a dropped lane served again; returns the moment of it."""
+        return int(await self._scripts.call("revive_lane", _LANES, [lane, alias]))
 
     async def put_card(self, card: ModelCard) -> None:
         await self._server.command("HSET", keys.CARDS, card.alias, pack(card))
@@ -137,11 +168,16 @@ class RedisJobs:
         # An entry without a job is passed over by readers.
         index = keys.tenant_jobs(job.tenant)
         bound = "" if max_waiting is None else max_waiting
-        _, (is_new, *found) = await self._scripts.call_all(
-            Call("index_job", [index], [job.id, self._index_ms]),
-            Call("submit", lane.declared, [job.id, job.tier, bound, *fields_of(job)]),
-            kept=(self._durability, lane.mark),
-        )
+        revived = 0
+        while True:
+            _, (is_new, *found) = await self._scripts.call_all(
+                Call("index_job", [index], [job.id, self._index_ms]),
+                Call("submit", lane.declared, [job.id, job.tier, bound, revived, *fields_of(job)]),
+                kept=(self._durability, lane.mark),
+            )
+            if is_new != _DROPPED:
+                break
+            revived = await self._revive(lane.number, job.spec.model)
         if is_new < 0:
             await self._server.command("ZREM", index, job.id)
             raise QueueFull

@@ -18,7 +18,8 @@ _JOB_ID = re.compile(r"job-(\d{1,9})-[0-9a-z]{8,64}")
 # Keys outside lanes: each in a slot of its own.
 CARDS = "ms:cards"  # hash: alias -> ModelCard
 PING = "ms:ping"  # written to see that the server takes writes
-LANES = "ms:lanes"  # hash: lane number -> alias; its field "next" counts
+LANES = "ms:lanes"  # hash: lane number -> alias, of all lanes that are served; its field "next" counts
+CLOSED_LANES = "ms:{ms:lanes}:closed"  # hash, in the same slot: closed lane -> moment of it; its field "clock" counts
 
 
 def new_job_id(lane: int, unique: str | None = None) -> str:

@@ -34,7 +34,7 @@ from infra.errors import EventsGone, IdempotencyMismatch, StoreUnavailable, Unkn
 from infra.memory_lane import MemoryLane
 from infra.settings import QueueSettings
 from infra.states import change_to
-from infra.store import LaneLoad, Place, Sweep
+from infra.store import LaneLoad, LaneState, Place, Sweep, check_lane_change
 
 _T = TypeVar("_T")
 _Record = TypeVar("_Record", bound=Struct)
@@ -48,7 +48,10 @@ class _Memory:
     settings: QueueSettings
     lock: threading.RLock = field(default_factory=threading.RLock)
     lanes: dict[int, MemoryLane] = field(default_factory=dict)
-    aliases: dict[int, str] = field(default_factory=dict)
+    aliases: dict[int, str] = field(default_factory=dict)  # of the lanes that are served
+    closed: set[int] = field(default_factory=set)  # of those, the ones that new jobs do not go to
+    dropped: set[int] = field(default_factory=set)
+    last_lane: int = 0
     cards: dict[str, ModelCard] = field(default_factory=dict)
     workers: dict[tuple[str, str], tuple[WorkerRecord, int, int]] = field(default_factory=dict)  # told, forgotten (ms)
     idempotency: dict[str, tuple[str, str, int]] = field(default_factory=dict)  # fingerprint, job id, forgotten at (ms)
@@ -59,6 +62,21 @@ class _Memory:
         if number not in self.lanes:
             self.lanes[number] = MemoryLane(number, self.settings)
         return self.lanes[number]
+
+    def open_lanes(self, alias: str) -> list[int]:
+        return [number for number, name in self.aliases.items() if name == alias and number not in self.closed]
+
+    def add_lane(self, alias: str) -> int:
+        self.last_lane += 1
+        self.aliases[self.last_lane] = alias
+        return self.last_lane
+
+    def revive(self, number: int, alias: str) -> None:
+        """Has a dropped lane served again."""
+        if number in self.dropped:
+            self.dropped.discard(number)
+            self.aliases[number] = alias
+            self.closed.add(number)
 
     def ring(self) -> None:
         """Wakes everyone who waits, in whichever thread's event loop."""
@@ -87,16 +105,41 @@ class MemoryJobs:
 
     async def open_lane(self, alias: str) -> int:
         with self._open() as memory:
-            numbers = [number for number, name in memory.aliases.items() if name == alias]
-            if numbers:
-                return min(numbers)
-            number = max(memory.aliases, default=0) + 1
-            memory.aliases[number] = alias
-            return number
+            return min(memory.open_lanes(alias), default=0) or memory.add_lane(alias)
 
     async def lanes(self, alias: str | None = None) -> list[int]:
         with self._open() as memory:
             return sorted(number for number, name in memory.aliases.items() if alias in (None, name))
+
+    async def lane_states(self) -> list[LaneState]:
+        with self._open() as memory:
+            return [
+                LaneState(number, name, number not in memory.closed) for number, name in sorted(memory.aliases.items())
+            ]
+
+    async def add_lane(self, alias: str) -> int:
+        with self._open() as memory:
+            return memory.add_lane(alias)
+
+    async def set_open(self, lane: int, is_open: bool) -> None:
+        with self._open() as memory:
+            alias = memory.aliases.get(lane)
+            still_open = [
+                number for number, name in memory.aliases.items() if name == alias and number not in memory.closed
+            ]
+            check_lane_change(lane, is_known=alias is not None, is_last=not is_open and still_open == [lane])
+            (memory.closed.discard if is_open else memory.closed.add)(lane)
+
+    async def drop_drained(self) -> list[int]:
+        with self._open() as memory:
+            drained = [
+                number for number in sorted(memory.closed) if memory.lane(number).try_drop(memory.clock.now_ms())
+            ]
+            for number in drained:
+                memory.dropped.add(number)
+                memory.closed.discard(number)
+                del memory.aliases[number]
+            return drained
 
     async def put_card(self, card: ModelCard) -> None:
         with self._open() as memory:
@@ -144,6 +187,7 @@ class MemoryJobs:
             now_ms = memory.clock.now_ms()
             added = memory.lane(keys.lane_of(job.id)).submit(_copied(job), max_waiting, now_ms)
             if added is not None:
+                memory.revive(keys.lane_of(job.id), job.spec.model)
                 memory.tenants.setdefault(job.tenant, {})[job.id] = now_ms
                 memory.ring()
             return added

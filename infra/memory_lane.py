@@ -280,6 +280,15 @@ class MemoryLane:
         self.dead.pop(job_id, None)
         return True
 
+    def try_drop(self, now_ms: int) -> bool:
+        """Whether nothing is left that would need this lane. Records and logs of finished jobs may stay."""
+        self._forget_dead(now_ms)
+        lives = any(record.job.status not in TERMINAL for record in self.records.values())
+        if lives or self.outbox or self.dead:
+            return False
+        self.service, self.sizes, self.paused, self.arrivals = Service(), Sizes(), False, 0
+        return True
+
     def sweep(self, now_ms: int) -> Sweep:
         sweep = Sweep()
         for job_id in sorted(self.expiry, key=lambda job_id: (self.expiry[job_id], job_id)):
@@ -408,9 +417,15 @@ class MemoryLane:
         self._lose(record)
         self._end_early(record, Change.FAIL, WORKER_LOST, now_ms)
         self.dead[record.job.id] = now_ms
-        kept_ms = round(self.settings.dead_letter_seconds * 1000)
-        record.forget_ms = now_ms + kept_ms
-        self.dead = {job_id: at_ms for job_id, at_ms in self.dead.items() if at_ms > now_ms - kept_ms}
+        record.forget_ms = now_ms + self._dead_letter_ms
+        self._forget_dead(now_ms)
+
+    @property
+    def _dead_letter_ms(self) -> int:
+        return round(self.settings.dead_letter_seconds * 1000)
+
+    def _forget_dead(self, now_ms: int) -> None:
+        self.dead = {job_id: at_ms for job_id, at_ms in self.dead.items() if at_ms > now_ms - self._dead_letter_ms}
 
     def _end_early(self, record: Record, change: Change, error: JobError | None, now_ms: int) -> Status:
         outcome = Outcome(status=record.job.status, usage=record.usage, error=error)

@@ -20,9 +20,12 @@ from infra.store import PLACE_LOOKS
 
 LANE_SCRIPTS = (
     "submit", "claim", "renew", "publish", "commit", "release", "cancel", "delete", "sweep", "position", "pause",
-    "take_notices", "delay_notice", "delete_notice", "load", "look", "read_logs", "watch",
+    "take_notices", "delay_notice", "delete_notice", "load", "look", "read_logs", "watch", "drop",
 )  # fmt: skip
-OTHER_SCRIPTS = ("open_lane", "claim_key", "index_job", "prune_index", "put_worker", "workers")
+OTHER_SCRIPTS = (
+    "open_lane", "add_lane", "close_lane", "reopen_lane", "revive_lane", "forget_lane",
+    "claim_key", "index_job", "prune_index", "put_worker", "workers",
+)  # fmt: skip
 # Work must be able to end when memory is full; only what brings new work is refused then.
 _REFUSED_WITHOUT_MEMORY = {"submit", "claim_key"}
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord
+from infra.errors import Conflict, UnknownLane
 from infra.work import Sizes, Work
 
 
@@ -30,12 +31,29 @@ class LaneLoad:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane that is served."""
+
+    number: int
+    alias: str
+    is_open: bool  # new jobs go to it
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """Where a queued job stands."""
 
     position: int  # waiting jobs ahead in its tier
     ahead: Work  # of those; the first of them counted, the many behind taken as their tier's average
     running: int  # jobs that run in the lane at this moment
+
+
+def check_lane_change(lane: int, *, is_known: bool, is_last: bool) -> None:
+    """Raises UnknownLane or Conflict for a lane that cannot be opened or closed, with the remedy."""
+    if not is_known:
+        raise UnknownLane(f"lane: there is no lane {lane}; see `millstream lanes`", param="lane")
+    if is_last:
+        raise Conflict(f"lane {lane} is the last open one of its model; add another before you close it", param="lane")
 
 
 PLACE_LOOKS = 64  # waiting jobs ahead whose work is counted one by one
@@ -54,11 +72,34 @@ class JobStore(Protocol):
     """Every method may raise StoreUnavailable; then nothing is known to be written, and calling again is safe."""
 
     async def open_lane(self, alias: str) -> int:
-        """The alias's lane to write to, made on first use."""
+        """The lowest open lane of an alias, made on first use."""
         ...
 
     async def lanes(self, alias: str | None = None) -> list[int]:
-        """Lanes of an alias, or all of them; ascending."""
+        """Lanes of an alias, or all of them, closed ones included: whoever serves, serves these. Ascending."""
+        ...
+
+    async def lane_states(self) -> list[LaneState]:
+        """All lanes that are served; ascending."""
+        ...
+
+    async def add_lane(self, alias: str) -> int:
+        """One more lane of an alias, open; numbers are never used again."""
+        ...
+
+    async def set_open(self, lane: int, is_open: bool) -> None:
+        """Opens a lane to new jobs, or closes it: then it is served until it is empty, and dropped.
+
+        Advice to whoever picks lanes for new jobs; a job whose id names a closed lane is admitted to it all the same.
+        Raises UnknownLane, and Conflict for the last open lane of an alias.
+        """
+        ...
+
+    async def drop_drained(self) -> list[int]:
+        """Drops the closed lanes that hold no job, notice or dead letter any more; any number of processes may do it.
+
+        A job that comes to such a lane later, by an id drawn before, brings the lane back, as a closed one.
+        """
         ...
 
     async def put_card(self, card: ModelCard) -> None: ...

@@ -20,7 +20,7 @@ from worker.bridge import Bridge
 log = logging.getLogger(__name__)
 
 DOORBELL_SECONDS = 2.0  # one wait at the doorbell; after it the lanes are looked at again in any case
-LANES_SECONDS = 10.0  # how often the alias's lanes are read anew
+LANES_SECONDS = 2.0  # how often the alias's lanes are read anew
 
 
 class Consumer:
@@ -90,12 +90,14 @@ class Consumer:
     async def _claim(self) -> Claim | None:
         """A job from the first lane that has one which fits; the lanes take turns at being first.
 
+        Raises StoreUnavailable where a lane's server does not answer and no other lane has such a job.
         A suspect has the worker to itself; where one waits for this worker to make room, nothing else is claimed.
         """
         attempts = self._bridge.attempts
         if any(Losses.of(attempt.job).is_suspect for attempt in attempts.values()):
             return None
         self.lanes = self.lanes[1:] + self.lanes[:1]
+        unavailable: StoreUnavailable | None = None
         for lane in sorted(self.lanes, key=lambda lane: lane != self._suspects_lane):
             free_tokens = self._free_tokens()
             if free_tokens == 0 and lane != self._suspects_lane:
@@ -112,8 +114,13 @@ class Consumer:
             except SuspectWaits:
                 self._suspects_lane = lane
                 return None
+            except StoreUnavailable as error:  # in a Cluster, another lane's server may well answer
+                unavailable = error
+                continue
             if lane == self._suspects_lane:
                 self._suspects_lane = None
             if claim is not None:
                 return claim
+        if unavailable is not None:
+            raise unavailable
         return None

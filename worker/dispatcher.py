@@ -133,10 +133,25 @@ class Dispatcher:
         self._lanes = await self._store.lanes()
 
     async def sweep(self) -> None:
+        await self._in_each_lane(self._sweep_lane)
+        for lane in await self._store.drop_drained():
+            log.info("lane %d: closed and empty, and therefore dropped", lane)
+
+    async def _sweep_lane(self, lane: int) -> None:
+        swept = await self._store.sweep(lane)
+        if swept.expired or swept.failed:
+            log.info("lane %d: %d jobs expired, %d failed", lane, len(swept.expired), len(swept.failed))
+
+    async def _in_each_lane(self, work: Callable[[int], Awaitable[None]]) -> None:
+        """Raises the first lane's StoreUnavailable, but only after all: in a Cluster, other servers may answer."""
+        failures: list[StoreUnavailable] = []
         for lane in self._lanes:
-            swept = await self._store.sweep(lane)
-            if swept.expired or swept.failed:
-                log.info("lane %d: %d jobs expired, %d failed", lane, len(swept.expired), len(swept.failed))
+            try:
+                await work(lane)
+            except StoreUnavailable as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def look_for_orphans(self) -> None:
         """Begins to; it may take long, and a dispatcher that stops does not wait for it."""
@@ -153,15 +168,17 @@ class Dispatcher:
 
     async def relay_outboxes(self) -> None:
         """Takes the ripe notices of every lane; runs are told at once, endpoints as their slots allow."""
-        for lane in self._lanes:
-            notices = await self._store.take_notices(
-                lane, limit=MAX_NOTICES, hide_seconds=self._settings.notice_hide_seconds
-            )
-            if for_runs := [notice for notice in notices if notice.topic == "run"]:
-                self._spawn(self._relay.relay(for_runs))
-            for notice in notices:
-                if notice.topic == "webhook":
-                    self._begin_delivery(notice)
+        await self._in_each_lane(self._relay_outbox)
+
+    async def _relay_outbox(self, lane: int) -> None:
+        notices = await self._store.take_notices(
+            lane, limit=MAX_NOTICES, hide_seconds=self._settings.notice_hide_seconds
+        )
+        if for_runs := [notice for notice in notices if notice.topic == "run"]:
+            self._spawn(self._relay.relay(for_runs))
+        for notice in notices:
+            if notice.topic == "webhook":
+                self._begin_delivery(notice)
 
     def _begin_delivery(self, notice: Notice) -> None:
         message = event.of_notice(notice, public_url=self._settings.public_url)

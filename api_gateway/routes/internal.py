@@ -8,14 +8,7 @@ from litestar.params import FromPath
 
 from api_gateway import eta
 from api_gateway.routes.context import REFUSALS, AnyRequest, gateway_of
-from infra.errors import MillstreamError
-
-
-class UnknownLane(MillstreamError):
-    """There is no lane of that number."""
-
-    status = 404
-    code = "lane_not_found"
+from infra.errors import UnknownLane
 
 
 class ScaleView(msgspec.Struct, kw_only=True):

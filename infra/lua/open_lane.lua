@@ -1,9 +1,10 @@
--- The lowest lane of an alias, made on first use. KEYS: lanes. ARGV: alias.
+-- The lowest open lane of an alias, made on first use. KEYS: lanes, closed lanes. ARGV: alias.
 local lowest
 local flat = redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do
   local number = tonumber(flat[i])
-  if number and flat[i + 1] == ARGV[1] and (not lowest or number < lowest) then lowest = number end
+  local is_its = number and flat[i + 1] == ARGV[1] and redis.call('HEXISTS', KEYS[2], flat[i]) == 0
+  if is_its and (not lowest or number < lowest) then lowest = number end
 end
 if not lowest then
   lowest = redis.call('HINCRBY', KEYS[1], 'next', 1)

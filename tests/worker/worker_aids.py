@@ -38,6 +38,7 @@ class Faults:
         self.lose_calls: Counter[str] = Counter()
         self.lose_replies: Counter[str] = Counter()
         self.is_away = False
+        self.away_lanes: set[int] = set()  # claims from these fail
         self.calls: Counter[str] = Counter()
 
     def strikes(self, faults: Counter[str], name: str) -> bool:
@@ -60,6 +61,8 @@ class FaultyStore:
         async def call(*args: Any, **kwargs: Any) -> Any:
             faults.calls[name] += 1
             if name != "close" and (faults.is_away or faults.strikes(faults.lose_calls, name)):
+                raise StoreUnavailable
+            if name == "claim" and args[0] in faults.away_lanes:
                 raise StoreUnavailable
             answer = await verb(*args, **kwargs)
             if faults.strikes(faults.lose_replies, name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -115,6 +116,11 @@ class RunSteps:
             raise UnknownModel(f"run {header.run.id} waits for a worker of model {alias!r}")
         return card
 
+    async def _lanes(self, alias: str) -> list[int]:
+        """Lanes for new jobs. Which one an item's job went to, the document's state says, and no other."""
+        its = [lane.number for lane in await self._store.lane_states() if lane.alias == alias and lane.is_open]
+        return its or [await self._store.open_lane(alias)]
+
     # --- advance ---
 
     async def _advance(self, header: RunHeader) -> None:
@@ -205,8 +211,8 @@ class RunSteps:
             return 0
         run_id = header.run.id
         model = await self._models.of(await self._card(header))
-        lane = await self._store.open_lane(header.run.params.model)
-        job_ids = {item: child_id(lane, run_id, document.number, item) for item in items}
+        lanes = await self._lanes(header.run.params.model)
+        job_ids = {item: child_id(random.choice(lanes), run_id, document.number, item) for item in items}
         update = DocumentUpdate(document.number, progress.feed(document.state, job_ids), fed=items)
         if await self._runs.update(run_id, update, window=self._window) is not Written.YES:
             return 0  # another step was faster; it feeds, or the next one does
