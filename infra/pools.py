@@ -22,6 +22,7 @@ def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> Conne
     """Connects to nothing. Raises ValueError for an address that is none."""
     options: dict[str, Any] = {
         "protocol": 2,
+        "driver_info": None,  # says nothing of itself (CLIENT SETINFO), which a user's access list would have to allow
         "socket_timeout": timeout_seconds,
         "socket_connect_timeout": timeout_seconds,
         "retry": Retry(NoBackoff(), 0),

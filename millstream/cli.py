@@ -25,6 +25,7 @@ _COMMANDS = {
     "summarize": "Summarizes documents through the queue.",
     "plan": "How many sequences of a model fit a GPU.",
     "doctor": "Checks what Millstream needs on this machine, and says how to mend it.",
+    "acl": "Prints the server's users, one for each process, with just the rights that it needs.",
     "webhook-secret": "Prints the secret that webhooks are signed with.",
 }
 

@@ -31,6 +31,7 @@ class Clustered:
     replicas: list[EmbeddedServer]
     password: str
     url: str
+    tls_url: str = ""  # the same, over TLS
 
     @property
     def servers(self) -> list[EmbeddedServer]:
@@ -57,9 +58,15 @@ class Clustered:
 
 @contextmanager
 def clustered(
-    folder: Path, binary: Path | None = None, *, num_replicas: int = 0, directives: Sequence[str] = ()
+    folder: Path,
+    binary: Path | None = None,
+    *,
+    num_replicas: int = 0,
+    directives: Sequence[str] = (),
+    tls: Sequence[str] = (),
 ) -> Iterator[Clustered]:
-    """`num_replicas`: of each primary, 0 or 1."""
+    """`num_replicas`: of each primary, 0 or 1. `tls`: directives of certificates; the servers speak TLS beside, and
+    tell each other's TLS ports."""
     password = secrets.token_hex(12)
 
     def server(name: str) -> EmbeddedServer:
@@ -73,6 +80,8 @@ def clustered(
             "repl-ping-replica-period 1",
             *directives,
         ]
+        if tls:
+            lines += [f"tls-port {free_port()}", "tls-cluster yes", "tls-replication yes", *tls]
         return EmbeddedServer(folder / name, binary=binary, password=password, directives=lines, num_databases=1)
 
     primaries = [server(f"primary-{number}") for number in range(NUM_PRIMARIES)]
@@ -82,7 +91,14 @@ def clustered(
             one.start()
         _meet(primaries, replicas)
         hosts = ",".join(f"127.0.0.1:{_port(one)}" for one in primaries + replicas)
-        yield Clustered(primaries, replicas, password, f"redis+cluster://:{password}@{hosts}")
+        tls_hosts = ",".join(f"127.0.0.1:{_named(one, 'tls-port ')}" for one in primaries + replicas if tls)
+        yield Clustered(
+            primaries,
+            replicas,
+            password,
+            f"redis+cluster://:{password}@{hosts}",
+            f"rediss+cluster://:{password}@{tls_hosts}",
+        )
     finally:
         for one in primaries + replicas:
             one.kill()
@@ -94,9 +110,15 @@ def _port(server: EmbeddedServer) -> int:
     return port
 
 
-def _bus_port(server: EmbeddedServer) -> int:
-    [line] = [line for line in server.directives if line.startswith("cluster-port ")]
-    return int(line.removeprefix("cluster-port "))
+def _met_port(server: EmbeddedServer) -> int:
+    """The port that others learn of it: with `tls-cluster`, that of TLS."""
+    has_tls = any(line.startswith("tls-port ") for line in server.directives)
+    return _named(server, "tls-port ") if has_tls else _port(server)
+
+
+def _named(server: EmbeddedServer, directive: str) -> int:
+    [line] = [line for line in server.directives if line.startswith(directive)]
+    return int(line.removeprefix(directive))
 
 
 def _meet(primaries: list[EmbeddedServer], replicas: list[EmbeddedServer]) -> None:
@@ -110,7 +132,9 @@ def _meet(primaries: list[EmbeddedServer], replicas: list[EmbeddedServer]) -> No
             clients[server].execute_command("CLUSTER ADDSLOTSRANGE", borders[number], borders[number + 1] - 1)
             clients[server].execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
         for server in (primaries + replicas)[1:]:
-            clients[server].execute_command("CLUSTER MEET", "127.0.0.1", _port(first), _bus_port(first))
+            clients[server].execute_command(
+                "CLUSTER MEET", "127.0.0.1", _met_port(first), _named(first, "cluster-port ")
+            )
         _until(end, lambda: all(_num_known(client) == len(clients) for client in clients.values()), "meet")
         for primary, replica in zip(primaries, replicas, strict=False):
             name = clients[primary].execute_command("CLUSTER MYID")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.metadata
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from infra.settings import GatewaySettings, StoreSettings, WorkerSettings
 
@@ -82,13 +84,22 @@ def check_server(store: StoreSettings) -> Finding:
 
 
 def _check_named_server(url: str) -> Finding:
-    import redis
+    from infra.connect import Server, probe
+    from infra.errors import MillstreamError
 
-    where = url.rpartition("@")[2].rpartition("://")[2]  # without its password
+    async def asked() -> dict[str, Any]:
+        server = Server(url)
+        try:
+            await probe(server)
+            about: dict[str, Any] = (await server.everywhere("INFO", "server"))[0]
+            return about
+        finally:
+            await server.close()
+
+    where = url.rpartition("@")[2].rpartition("://")[2].partition("?")[0]  # without its password
     try:
-        with redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5) as client:
-            info = client.info("server")
-    except (redis.RedisError, ValueError) as error:
+        info = asyncio.run(asked())
+    except MillstreamError as error:
         return Finding("server", Level.PROBLEM, f"{where}: {error}", "start it, or correct REDIS_URL")
     name = info.get("server_name", "redis")
     version = info.get("valkey_version", info.get("redis_version", "?"))

@@ -8,10 +8,12 @@ changes nothing, so the broker need not be more than quick: no result backend, n
 from __future__ import annotations
 
 from collections.abc import Sequence
-from urllib.parse import parse_qs, quote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
 import msgspec
 from celery import Celery
+from redis.connection import parse_url
 
 from infra.addresses import ClusterAddress, SentinelAddress
 from infra.contracts import Notice
@@ -41,7 +43,7 @@ def broker_url(redis_url: str) -> str:
         return ";".join(f"sentinel://{login}{host}/{address.database}" for host in hosts)
     parts = urlsplit(redis_url)
     if parts.scheme != "unix":
-        return redis_url
+        return parts._replace(query="").geturl()
     database = parse_qs(parts.query).get("db", ["0"])[0]
     login = f"{parts.netloc.rpartition('@')[0]}@" if "@" in parts.netloc else ""
     return f"redis+socket://{login}{parts.path}?virtual_host={database}"
@@ -74,15 +76,28 @@ def make_app(url: str) -> Celery:
             "socket_keepalive": True,
             **_sentinel_options(url),
         },
+        broker_use_ssl=_tls_options(url) or None,
     )
     return app
+
+
+def _tls_options(url: str) -> dict[str, Any]:
+    """The options of TLS, typed as redis-py wants them; none without TLS."""
+    address = SentinelAddress.parse(url)
+    if not (address.has_tls if address else url.startswith("rediss:")):
+        return {}
+    query = urlencode(address.options) if address else urlsplit(url).query
+    typed: dict[str, Any] = parse_url(f"redis://?{query}")  # type: ignore[no-untyped-call]
+    return {"ssl_cert_reqs": "required", **{name: typed[name] for name in typed if name.startswith("ssl_")}}
 
 
 def _sentinel_options(url: str) -> dict[str, object]:
     address = SentinelAddress.parse(url)
     if address is None:
         return {}
-    return {"master_name": address.service, "sentinel_kwargs": {"password": address.sentinel_password}}
+    login = {"username": address.sentinel_username, "password": address.sentinel_password}
+    tls = {"ssl": True, **_tls_options(url)} if address.has_tls else {}
+    return {"master_name": address.service, "sentinel_kwargs": {**login, **tls}}
 
 
 class StepSender:
