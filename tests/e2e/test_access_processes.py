@@ -30,6 +30,12 @@ PROCESSES = {
 }
 
 
+OPERATOR = (
+    "dead-letters", "lanes", "lanes add fake", "lanes pause 1", "lanes resume 1", "lanes open 1", "lanes close 2",
+    "webhook-secret",
+)  # fmt: skip
+
+
 class OwnUsers(Site):
     """A site whose processes have logins of their own."""
 
@@ -85,8 +91,7 @@ async def test_each_process_does_its_work_with_its_own_rights(
                         await asyncio.sleep(0.1)
                 await other.kill()
                 monkeypatch.setenv("MILLSTREAM_REDIS_URL", urls["operator"])
-                for line in ("dead-letters", "lanes", "lanes add fake", "lanes pause 1", "lanes resume 1", "lanes open 1",
-                             "lanes close 2", "webhook-secret"):  # fmt: skip
+                for line in OPERATOR:
                     assert await asyncio.to_thread(main, line.split()) == 0, capsys.readouterr().err
                 await asyncio.sleep(1.0)  # somebody drops lane 2
                 denied = client.execute_command("ACL LOG", 100)
