@@ -57,7 +57,13 @@ def test_celery_gets_the_same_sentinels() -> None:
         "sentinel://me:p%40ss@one:1/2;sentinel://me:p%40ss@two:26379/2;sentinel://me:p%40ss@[::1]:3/2"
     )
     options = make_app(WHOLE).conf.broker_transport_options
-    assert (options["master_name"], options["sentinel_kwargs"]) == ("mill", {"password": "other"})
+    tls = {"ssl_cert_reqs": "required", "ssl_ca_certs": "/ca.crt"}
+    login = {"username": None, "password": "other"}
+    assert (options["master_name"], options["sentinel_kwargs"]) == ("mill", {**login, "ssl": True, **tls})
+    assert make_app(WHOLE).conf.broker_use_ssl == tls
+    plain = make_app("redis+sentinel://one:1/mill?sentinel_password=other").conf
+    assert plain.broker_transport_options["sentinel_kwargs"] == login
+    assert plain.broker_use_ssl is None
 
 
 @pytest.mark.parametrize("url", ["redis+cluster://h:1,h:2", "rediss+cluster://:p@h:1"])
