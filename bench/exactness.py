@@ -158,7 +158,7 @@ class Bench:
         )
 
     def _is_near_tie(self, case: Case, alone: Choice, found: Choice) -> bool:
-        """Whether the first token in which they part was nearly as good as the other; where choices are ranked, the whole."""
+        """Whether the first token in which they part was nearly as good as the other; of ranked choices, the whole."""
         if alone.score is not None and found.score is not None:
             return abs(alone.score - found.score) < NEAR_TIE
         pairs = zip(alone.token_ids, found.token_ids, strict=False)
