@@ -38,11 +38,11 @@ test-long: setup ## the long tests
 
 chaos: setup ## the queue's proofs on Valkey and Redis, thousands of jobs; at most 30 minutes a server
 	@code=0
-	for server in valkey redis; do timeout 1800 $(BIN)/python -m bench.chaos --server $$server --write || code=1; done
+	for server in valkey redis; do timeout 1800 $(BIN)/python -m bench.chaos --server $$server --at-once 2 --write || code=1; done
 	exit $$code
 
 chaos-short: setup ## the same with a few jobs each, on Valkey; under 4 minutes
-	@timeout 240 $(BIN)/python -m bench.chaos --short
+	@timeout 240 $(BIN)/python -m bench.chaos --short --at-once 2
 
 lint: setup ## ruff, mypy --strict, import direction
 	@$(BIN)/ruff check .

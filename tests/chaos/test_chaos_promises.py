@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.chaos.__main__ import binary_of, run_one
+from bench.chaos.play import binary_of, run_one
 from bench.chaos.record import Record
 from bench.chaos.scenarios import SCENARIOS
 from bench.chaos.yard import NotHere, Yard
