@@ -3,105 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
-from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
-from infra.blobs import Blobs, open_blobs
 from infra.connect import Server
 from infra.contracts import Webhook
-from infra.errors import StoreUnavailable
-from infra.jobs import RedisJobs
-from infra.runs import NewRun, RunView
-from infra.runs.redis import CLOCK, RedisRuns
-from infra.settings import DispatcherSettings, PipelineSettings, StoreSettings
 from infra.states import Status
-from tests.runs.run_aids import ScriptedWorker, failure, new_run, serve_model, summary, words
+from tests.runs.house import House, housed
+from tests.runs.run_aids import failure, new_run, summary, words
 from tests.webhooks.listener import Listener, status
-from tests.webhooks.webhook_aids import SECRET, eventually, quick, verify
+from tests.webhooks.webhook_aids import SECRET, eventually, verify
 from worker.runs.app import KEY_PREFIX, QUEUE, StepSender, broker_url, make_app
-
-PROGRAMS = {
-    "dispatcher": "from worker.dispatcher import run; settings = DispatcherSettings",
-    "pipelines": "from worker.runs.pipelines import run; settings = PipelineSettings",
-}
-
-
-@dataclass
-class House:
-    """One deployment without gateway: a store, blobs, and processes that are started and killed by the test."""
-
-    url: str
-    folder: Path
-    store: RedisJobs
-    runs: RedisRuns
-    blobs: Blobs
-    worker: ScriptedWorker
-
-    @asynccontextmanager
-    async def process(self, name: str, settings: DispatcherSettings | PipelineSettings) -> AsyncIterator[Process]:
-        code = (
-            "import json, sys; from pathlib import Path; from infra.settings import *; " + PROGRAMS[name] + "; "
-            "url, folder, fields = sys.argv[1:]; "
-            "sys.exit(run(StoreSettings(redis_url=url, cache_dir=Path(folder)), settings(**json.loads(fields))))"
-        )
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-W", "ignore", "-c", code, self.url, str(self.folder), json.dumps(asdict(settings)),
-            stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            assert await process.stdout.readline() == f"{name} ready\n".encode()
-            yield process
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.communicate()
-
-    def dispatcher(self) -> AbstractAsyncContextManager[Process]:
-        return self.process("dispatcher", quick(sweep_seconds=0.5))
-
-    def pipelines(self) -> AbstractAsyncContextManager[Process]:
-        return self.process("pipelines", PipelineSettings(run_window=4))
-
-    async def end_of(self, run: NewRun) -> RunView:
-        async def has_ended() -> bool:
-            header = await self.runs.header(run.id)
-            return header is not None and header.is_finished
-
-        await eventually(has_ended, timeout=60)
-        view = await self.runs.get(run.id)
-        assert view is not None
-        return view
-
-    async def rests(self) -> None:
-        """Waits until no run is in the clock and no notice in an outbox."""
-        server = Server(self.url)
-
-        async def is_idle() -> bool:
-            notices = sum([await server.command("ZCARD", f"ms:{{{lane}}}:outbox") for lane in await self.store.lanes()])
-            return not notices and not await server.command("ZCARD", CLOCK)
-
-        await eventually(is_idle)
-        await server.close()
 
 
 @pytest.fixture
 async def house(redis_url: str, tmp_path: Path) -> AsyncIterator[House]:
-    store = await RedisJobs.connect(redis_url)
-    runs = RedisRuns.open(redis_url)
-    blobs = open_blobs(StoreSettings(cache_dir=tmp_path).blobs)
-    await serve_model(store, blobs, tmp_path)
-    yield House(redis_url, tmp_path, store, runs, blobs, ScriptedWorker(store))
-    await store.close()
-    await runs.close()
+    async with housed(redis_url, tmp_path) as house:
+        yield house
 
 
 async def test_a_run_from_its_creation_to_its_webhook(house: House) -> None:
@@ -169,24 +90,6 @@ async def test_steps_lost_by_the_broker_are_sent_again(house: House) -> None:
         async with house.pipelines():
             assert (await house.end_of(run)).status is Status.SUCCEEDED
     await server.close()
-
-
-async def test_connections_cut_three_times_are_made_again(house: House) -> None:
-    server = Server(house.url)
-    async with house.dispatcher(), house.pipelines():
-        run = new_run(house.blobs, words(60), words(60))
-        await house.runs.create(run)
-        for _ in range(3):
-            await asyncio.sleep(0.5)
-            await server.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        with suppress(StoreUnavailable):  # this process's own connections were cut as well
-            await house.store.lanes()
-        async with house.worker.working():
-            view = await house.end_of(run)
-            await house.rests()
-    await server.close()
-    assert view.status is Status.SUCCEEDED and view.counts.coverage == 1.0
-    assert set(house.worker.items.values()) == {1}
 
 
 async def test_steps_sent_many_times_ask_each_item_once(house: House) -> None:
