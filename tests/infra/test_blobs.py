@@ -8,41 +8,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.awsrequest import AWSResponse
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
-from infra.blob_s3 import PART_BYTES, S3Blobs
+from infra.blob_s3 import PART_BYTES
 from infra.blobs import Blobs, open_blobs
 from infra.errors import BadRequest, BlobUnavailable, UnknownBlob
 from infra.inputs import read_uri
-
-BUCKET = "bucket"
-
-
-@pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    yield f"http://127.0.0.1:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """An S3 client; boto3's environment names the server. The bucket is empty."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = boto3.client("s3")
-    client.create_bucket(Bucket=BUCKET)
-    for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
-        client.delete_object(Bucket=BUCKET, Key=item["Key"])
-    return client
+from tests.s3_aids import BUCKET
 
 
 @pytest.fixture(params=["file", "s3"])
@@ -51,10 +24,6 @@ def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
         return open_blobs((tmp_path / "blobs").as_uri())
     request.getfixturevalue("s3")
     return open_blobs(f"s3://{BUCKET}/some/prefix")
-
-
-def num_open_uploads(s3: Any) -> int:
-    return len(s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ()))
 
 
 def test_what_is_put_is_got(blobs: Blobs) -> None:
@@ -154,53 +123,6 @@ def test_writers_of_one_key_never_mix(tmp_path: Path) -> None:
 def test_urls_that_name_no_store(url: str) -> None:
     with pytest.raises(ValueError, match="names no blob store"):
         open_blobs(url)
-
-
-# --- uploads that fail (a part that fails once, then always) ---
-
-
-def _failing_parts(s3: S3Blobs, num_failures: int, status: int) -> None:
-    """Makes the first part uploads fail on the wire, below boto's own retries."""
-    client, left = s3._client, num_failures
-
-    def fail(**about: Any) -> Any:
-        nonlocal left
-        if left > 0:
-            left -= 1
-            body = b"<Error><Code>InternalError</Code><Message>no</Message></Error>"
-            return AWSResponse("http://s3", status, {}, _Raw(body))
-        return None
-
-    client.meta.events.register("before-send.s3.UploadPart", fail)
-
-
-class _Raw:
-    def __init__(self, body: bytes) -> None:
-        self._body = body
-
-    def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
-        yield self._body
-
-    def read(self, *_: Any) -> bytes:
-        return self._body
-
-
-def test_a_part_that_fails_once_is_sent_again(s3: Any) -> None:
-    blobs = S3Blobs(BUCKET)
-    _failing_parts(blobs, 1, 500)
-    data = os.urandom(PART_BYTES + 12345)
-    blobs.put_stream("big", [data])
-    assert blobs.get("big") == data
-    assert num_open_uploads(s3) == 0
-
-
-def test_a_part_that_always_fails_leaves_no_object_and_no_upload(s3: Any) -> None:
-    blobs = S3Blobs(BUCKET)
-    _failing_parts(blobs, 10**6, 403)
-    with pytest.raises(BlobUnavailable):
-        blobs.put_stream("big", [b"x" * (PART_BYTES + 1)])
-    assert not blobs.exists("big")
-    assert num_open_uploads(s3) == 0
 
 
 def test_an_unreachable_server_is_unavailable(s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:

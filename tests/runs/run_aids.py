@@ -10,9 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from infra.blobs import Blobs
+from infra.blobs import Blobs, open_blobs
 from infra.contracts import Choice, Claim, JobError, ModelCard, Outcome, Result, Usage
 from infra.runs import DocumentSource, NewRun, RunStore, RunView, SummaryParams, document_blob, new_run_id
+from infra.runs.memory import MemoryRuns
+from infra.runs.redis import RedisRuns
 from infra.states import Status
 from infra.store import JobStore
 from tests.models import CHAT_TEMPLATE, VOCAB_SIZE, write_tiny_tokenizer
@@ -144,3 +146,18 @@ class World:
     def output(self, view: RunView) -> list[dict[str, object]]:
         assert view.header.output is not None
         return [json.loads(line) for line in self.blobs.get(view.header.output).splitlines()]
+
+
+@asynccontextmanager
+async def world_over(store: JobStore, store_url: str, folder: Path, *, window: int) -> AsyncIterator[World]:
+    """`store_url`: `memory`, or the address of the store."""
+    runs: RunStore = MemoryRuns() if store_url == "memory" else RedisRuns.open(store_url)
+    blobs = open_blobs((folder / "blobs").as_uri())
+    await serve_model(store, blobs, folder)
+    splits: list[tuple[str, int]] = []
+    roots = [str(folder / "inputs")]
+    steps = RunSteps(
+        store, runs, blobs, window=window, roots=roots, ask_split=lambda run, number: splits.append((run, number))
+    )
+    yield World(store, runs, blobs, steps, ScriptedWorker(store), splits)
+    await runs.close()

@@ -8,17 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from infra.blobs import open_blobs
 from infra.contracts import Choice, Claim, Job, Outcome, Result
 from infra.errors import UnknownModel
-from infra.runs import DocumentSource, RunStore, Style, SummaryParams, document_blob, report_of
-from infra.runs.memory import MemoryRuns
-from infra.runs.redis import RedisRuns
+from infra.runs import DocumentSource, Style, SummaryParams, document_blob, report_of
 from infra.states import Status
 from infra.store import JobStore
-from tests.runs.run_aids import MODEL, USAGE, ScriptedWorker, World, failure, new_run, serve_model, summary, words
+from tests.runs.run_aids import (
+    MODEL,
+    USAGE,
+    World,
+    failure,
+    new_run,
+    summary,
+    words,
+    world_over,
+)
 from worker.runs import progress
-from worker.runs.steps import RunSteps
 
 WINDOW = 4
 BLANK = Choice(index=0, text=" \n", token_ids=[], finish_reason="stop")
@@ -26,16 +31,8 @@ BLANK = Choice(index=0, text=" \n", token_ids=[], finish_reason="stop")
 
 @pytest.fixture
 async def world(store: JobStore, store_url: str, tmp_path: Path) -> AsyncIterator[World]:
-    runs: RunStore = MemoryRuns() if store_url == "memory" else RedisRuns.open(store_url)
-    blobs = open_blobs((tmp_path / "blobs").as_uri())
-    await serve_model(store, blobs, tmp_path)
-    splits: list[tuple[str, int]] = []
-    roots = [str(tmp_path / "inputs")]
-    steps = RunSteps(
-        store, runs, blobs, window=WINDOW, roots=roots, ask_split=lambda run, number: splits.append((run, number))
-    )
-    yield World(store, runs, blobs, steps, ScriptedWorker(store), splits)
-    await runs.close()
+    async with world_over(store, store_url, tmp_path, window=WINDOW) as world:
+        yield world
 
 
 async def in_flight_jobs(world: World, run_id: str) -> list[Job]:
