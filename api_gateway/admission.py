@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from api_gateway.errors import DeadlineInfeasible, NotSupported
 from api_gateway.outlook import Outlook
 from api_gateway.token_counter import TokenCounter
 from engine.errors import InvalidRequest
-from engine.params import SamplingParams
+from engine.params import Guided, SamplingParams
 from infra.contracts import JobSpec, Kind, Message, ModelCard, Tier, Webhook
 from infra.errors import BadRequest, ContextTooLong
 from infra.work import Work
@@ -95,6 +96,8 @@ class Admission:
         _check_input(ask, card)
         try:
             params = ask.params.validated(vocab_size=card.vocab_size)
+            if params.guided is not None:
+                await asyncio.to_thread(_check_grammar, params.guided)
             prompt = await self._prompt_size(ask, card, params)
         except InvalidRequest as error:
             name = ask.name_of(error.param)
@@ -200,3 +203,10 @@ def _check_input(ask: Ask, card: ModelCard) -> None:
 
 def _is_id(number: int, card: ModelCard) -> bool:
     return 0 <= number < card.vocab_size
+
+
+def _check_grammar(guided: Guided) -> None:
+    """In a thread: a large grammar takes a while, and so does the first one, which loads the library."""
+    from engine.guided.grammar import check
+
+    check(guided)

@@ -108,7 +108,7 @@ class FakeRunner:
             digest = mix(digest, row.token_ids[place])
             token_id = self._token(row.sequence.ahead(row.proposals[:place]), digest)
             is_right = mix(digest, 3) / 2**64 < self._config.fake_acceptance
-            row.token_ids[place + 1] = token_id if is_right else token_id + 1
+            row.token_ids[place + 1] = EOS if token_id is None else token_id if is_right else token_id + 1
 
     def _write(self, row: Row) -> list[int]:
         """Computes the row's digests from the one before it in the pool, and writes them to its slots."""
@@ -129,6 +129,8 @@ class FakeRunner:
         if sequence.request.beams is not None:
             return Sampled(None, candidates=self._candidates(sequence, digest))
         token_id = self._token(sequence, digest)
+        if token_id is None:
+            return Sampled(None, error="the output's grammar leaves no token")
         count = sequence.num_logprobs
         return Sampled(token_id, _logprobs(digest, token_id, count) if count is not None else None)
 
@@ -148,7 +150,7 @@ class FakeRunner:
             found.append(Candidate(token_id, logprob, logprob, logprobs))
         return sorted(found, key=lambda each: (-each.weight, each.token_id))[: beams.num_candidates]
 
-    def _token(self, sequence: Sequence, digest: int) -> int:
+    def _token(self, sequence: Sequence, digest: int) -> int | None:
         params = sequence.params
         bits = mix(digest, 1)
         if not params.is_greedy:
@@ -157,6 +159,9 @@ class FakeRunner:
         may_end = not params.ignore_eos and sequence.num_output_tokens >= params.min_tokens
         if every and may_end and (bits >> 16) % every == 0:
             return EOS
+        if sequence.matcher is not None:
+            allowed = sequence.matcher.allowed_after(sequence.output_token_ids).nonzero()[0]
+            return int(allowed[bits % len(allowed)]) if len(allowed) else None
         return _DRAWN[bits >> 58]
 
     def _prompt_logprobs(self, row: Row, digests: list[int]) -> list[PositionLogprobs]:

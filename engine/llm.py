@@ -20,6 +20,7 @@ from engine.collector import Collector
 from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel
 from engine.costs import StepCosts, StepSize
 from engine.errors import EngineError, InvalidRequest
+from engine.guided.compiler import GrammarCompiler
 from engine.held_back import HeldBackStream
 from engine.isolation import IsolatingExecutor
 from engine.outputs import ChoiceDelta, RequestDelta, RequestOutput
@@ -61,6 +62,7 @@ class LLM:
         runner = loaded.runner
         num_slots = runner.num_kv_blocks * runner.block_size
         self.tokenizer = loaded.tokenizer
+        self.grammars = GrammarCompiler(loaded.tokenizer)
         self.info = replace(loaded.info, max_model_len=min(loaded.info.max_model_len, num_slots))
         if num_slots < loaded.info.max_model_len:
             log.info("the KV pool of %d tokens bounds the context of %d", num_slots, loaded.info.max_model_len)
@@ -236,7 +238,8 @@ class LLM:
         for choice in range(params.num_sequences):
             before = emitted[choice] if emitted is not None and choice < len(emitted) else []
             outputs = checked_token_ids("emitted", before, vocab_size)
-            request.sequences.append(Sequence(request, choice, seed, outputs))
+            matcher = None if params.guided is None else self.grammars.compile(params.guided)
+            request.sequences.append(Sequence(request, choice, seed, outputs, matcher=matcher))
         if params.use_beam_search:
             text = Detokenizer(self.tokenizer, token_ids, params.stop, min_tokens=params.min_tokens)
             request.beams = BeamSearch(request, text if params.stop else None)

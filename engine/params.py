@@ -19,6 +19,8 @@ MAX_STOPS = 64  # stop strings, stop token ids and bad words, each
 MAX_STOP_BYTES = 1024  # of one stop string or bad word, in UTF-8
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIASES = 1024
+MAX_GUIDED_BYTES = 65_536  # of a schema, regex, grammar, or all choices together
+MAX_GUIDED_CHOICES = 1024
 GREEDY_BELOW = 1e-5  # a positive temperature below this is greedy, as in vLLM: logit / T would overflow
 _INT32_MAX = 2**31 - 1
 
@@ -109,7 +111,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check_stops(params, vocab_size)
         _check_tokens(params, vocab_size)
         _check_candidates(params)
-        _check_supported(params)
+        _check_guided(params)
         limit = params.max_tokens
         if max_model_len is not None and num_prompt_tokens is not None:
             room = max_model_len - num_prompt_tokens
@@ -237,7 +239,27 @@ def _check_candidates(params: SamplingParams) -> None:
         raise InvalidRequest("guided", "cannot shape beams; leave it out, or leave use_beam_search out")
 
 
-def _check_supported(params: SamplingParams) -> None:
-    """What ENGINE promises but is not built yet is refused by name, never ignored."""
-    if params.guided is not None:
-        raise InvalidRequest("guided", "structured output is not supported yet; leave it out")
+def _check_guided(params: SamplingParams) -> None:
+    """What needs no compiler: that is `engine.guided.grammar.check`."""
+    if params.guided is None:
+        return
+    given = {name: value for name, value in msgspec.structs.asdict(params.guided).items() if value is not None}
+    if len(given) != 1:
+        named = ", ".join(given) or "nothing"
+        raise InvalidRequest("guided", f"sets {named}; set exactly one of json, regex, choice and grammar")
+    (name, value), *_ = given.items()
+    if name == "choice":
+        if not 1 <= len(value) <= MAX_GUIDED_CHOICES or not all(value):
+            raise InvalidRequest(
+                "guided", f"choice: has {len(value)} strings; send 1 to {MAX_GUIDED_CHOICES}, none of them empty"
+            )
+    elif not value and value != {}:
+        raise InvalidRequest("guided", f"{name}: is empty; send one, or leave guided out")
+    try:
+        num_bytes = len(msgspec.json.encode(value))
+    except UnicodeEncodeError:
+        raise InvalidRequest("guided", f"{name}: holds half of a surrogate pair; send valid Unicode") from None
+    if num_bytes > MAX_GUIDED_BYTES:
+        raise InvalidRequest("guided", f"{name}: has {num_bytes} bytes as JSON; shorten it to {MAX_GUIDED_BYTES}")
+    if params.ignore_eos:
+        raise InvalidRequest("ignore_eos", "is set, and a guided output ends where its grammar does; leave one out")

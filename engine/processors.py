@@ -1,4 +1,4 @@
-"""What changes logits before a token is drawn: biases, forbidden words, penalties, the least length.
+"""What changes logits before a token is drawn: biases, forbidden words, penalties, the least length, the grammar.
 
 Penalties as vLLM defines them, over the sequence's own tokens:
 
@@ -30,6 +30,7 @@ def needs_processing(sequence: Sequence) -> bool:
         or params.frequency_penalty
         or params.presence_penalty
         or sequence.num_output_tokens < params.min_tokens
+        or sequence.matcher is not None
     )
 
 
@@ -40,6 +41,7 @@ def process(logits: torch.Tensor, sequences: list[Sequence]) -> None:
     _penalize_repetition(logits, sequences)
     _penalize_output(logits, sequences)
     _forbid(logits, [barred_stops(sequence) for sequence in sequences])
+    _guide(logits, sequences)
 
 
 def processed(logits: torch.Tensor, sequence: Sequence) -> torch.Tensor:
@@ -100,6 +102,14 @@ def completing_bad_words(sequence: Sequence) -> list[int]:
 
 def barred_stops(sequence: Sequence) -> Collection[int]:
     return sequence.request.stop_token_ids if sequence.num_output_tokens < sequence.params.min_tokens else ()
+
+
+def _guide(logits: torch.Tensor, sequences: list[Sequence]) -> None:
+    for row, sequence in zip(logits, sequences, strict=True):
+        if sequence.matcher is not None:
+            allowed = torch.from_numpy(sequence.matcher.allowed_after(sequence.output_token_ids))[: len(row)]
+            row[: len(allowed)].masked_fill_(~allowed.to(row.device), -torch.inf)
+            row[len(allowed) :] = -torch.inf
 
 
 def _penalize_repetition(logits: torch.Tensor, sequences: list[Sequence]) -> None:

@@ -14,6 +14,7 @@ from engine.batch import build_batch
 from engine.beam_sampler import answer
 from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel, ModelInfo
 from engine.errors import DeviceFailed, InvalidConfig
+from engine.guided.look_ahead import LookAhead
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.load import AnyDecoder, load_decoder
 from engine.plan import Plan, Runner, StepResult
@@ -50,6 +51,7 @@ class TorchRunner:
         self.max_model_len = max_model_len
         self.block_size, self.num_kv_blocks, self.num_host_slots = block_size, num_kv_blocks, num_host_slots
         self.decoder = decoder
+        self._look_ahead = LookAhead()
         self._kv = KVStorage(decoder.config, block_size, num_kv_blocks, num_host_slots, dtype, decoder.device)
 
     def execute(self, plan: Plan) -> StepResult:
@@ -64,8 +66,12 @@ class TorchRunner:
         if not plan.rows:
             return StepResult([])
         batch = build_batch(plan.rows, self.block_size, self.decoder.device)
+        draws = draws_of(plan.rows)
+        grammars = self._look_ahead.begin([draw.sequence for draw in draws])
         logits = self.decoder.forward(batch, self._kv)
-        return StepResult(answer(logits, draws_of(plan.rows)), prompt_logprobs(plan.rows, logits))
+        if grammars is not None:
+            grammars.result()
+        return StepResult(answer(logits, draws), prompt_logprobs(plan.rows, logits))
 
 
 def load_runner(model: str, config: EngineConfig) -> LoadedModel:

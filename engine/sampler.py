@@ -1,8 +1,8 @@
 """From logits to tokens: processors, filters, noise, logprobs; one draw never disturbs another.
 
 A draw is the token with the largest logit + T * g among those that the filters leave; greedy is T = 0; ties take the
-lower id. The order of processors: logit_bias, bad_words, penalties over prompt and output, min_tokens; then top_k,
-top_p and min_p on softmax(logit / T). Logprobs are of the raw distribution, before all of that.
+lower id. The order of processors: logit_bias, bad_words, penalties over prompt and output, min_tokens, the grammar;
+then top_k, top_p and min_p on softmax(logit / T). Logprobs are of the raw distribution, before all of that.
 
 Draws that need the same are made together, each row to the bit as if it were alone:
 
@@ -65,11 +65,15 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
             token_ids[i] = token_id
     logprobs = _logprobs(rows, draws, {i: t for i, t in enumerate(token_ids) if is_sound[i] and t is not None})
     return [
-        Sampled(token_id, logprobs.get(i), EMPTY if token_id is None else None)
+        Sampled(token_id, logprobs.get(i), _why_none(draws[i].sequence) if token_id is None else None)
         if is_sound[i]
         else Sampled(None, error=NOT_FINITE)
         for i, token_id in enumerate(token_ids)
     ]
+
+
+def _why_none(sequence: Sequence) -> str:
+    return sequence.matcher.error or EMPTY if sequence.matcher is not None else EMPTY
 
 
 def _rows_of(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:

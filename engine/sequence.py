@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.beams import BeamSearch
+    from engine.guided.matcher import GrammarMatcher
     from engine.host_store import HostKey
     from engine.outputs import FinishReason
     from engine.params import SamplingParams
@@ -55,6 +56,7 @@ class Sequence:
     num_registered_blocks: int = 0  # how many of its blocks the prefix cache has been told of
     host_keys: list[HostKey] = field(default_factory=list)  # while swapped: one for each block
     num_draft_tokens: int = 0  # so many tokens of its blocks the drafting model has computed, too
+    matcher: GrammarMatcher | None = None  # of a guided output; only who draws its tokens asks it
     check_at: int = 0  # while it decodes: so many computed tokens fill its last block or end it by length
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -132,7 +134,8 @@ class Sequence:
 
     def ahead(self, token_ids: list[int]) -> Sequence:
         """A stand-in whose output goes on with `token_ids`: what a draw sees if these are accepted. Holds no blocks."""
-        return Sequence(self.request, self.choice, self.seed, self.output_token_ids + token_ids)
+        output = self.output_token_ids + token_ids
+        return Sequence(self.request, self.choice, self.seed, output, matcher=self.matcher)
 
     def move_to(self, state: SequenceState) -> None:
         """Changes the state; a change that the table does not allow is a bug and raises RuntimeError."""

@@ -43,6 +43,7 @@ from worker.translate import (
 )
 
 if TYPE_CHECKING:
+    from engine.guided.compiler import GrammarCompiler
     from engine.params import SamplingParams
     from engine.text.tokenizer import Tokenizer
 
@@ -58,6 +59,7 @@ class Bridge:
         leases: LeaseKeeper,
         payloads: Payloads,
         tokenizer: Tokenizer,
+        grammars: GrammarCompiler,
         profile: str,
         observer: Observer,
         spawn: Spawn,
@@ -72,6 +74,7 @@ class Bridge:
         self._leases = leases
         self._payloads = payloads
         self._tokenizer = tokenizer
+        self._grammars = grammars
         self._profile = profile
         self._observer = observer
         self._spawn = spawn
@@ -156,6 +159,8 @@ class Bridge:
             params = params_of(spec, attempt.job.id)
             attempt.progress = Progress.of(params.n, attempt.history)
             prompt = await asyncio.to_thread(prompt_of, spec, self._tokenizer, created_ms=attempt.job.created_ms)
+            if params.guided is not None:  # the engine's thread then finds it compiled
+                await asyncio.to_thread(self._grammars.compile, params.guided)
         except InvalidRequest as error:
             self._fail(attempt, Failure.REQUEST, error.message, param=error.param)
         except BlobUnavailable as error:

@@ -170,6 +170,7 @@ class Worker:
             leases=self._leases,
             payloads=Payloads(self._blobs),
             tokenizer=llm.tokenizer,
+            grammars=llm.grammars,
             profile=profile_of(llm.info),
             observer=observer,
             spawn=self._spawn,

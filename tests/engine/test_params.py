@@ -63,7 +63,7 @@ def test_no_whole_number_takes_anything_else(field: str, value: Any) -> None:
         ("bad_words", [""]), ("bad_words", ["x" * 1025]), ("bad_words", ["x"] * 65),
         ("logit_bias", {-1: 1}), ("logit_bias", {1000: 1}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: 101}),
         ("logit_bias", {1: -math.inf}), ("logit_bias", dict.fromkeys(range(1025), 0)),
-        ("length_penalty", 2.0), ("early_stopping", True), ("guided", {"regex": "a"}), ("early_stopping", "sometimes"),
+        ("length_penalty", 2.0), ("early_stopping", True), ("guided", {"regex": ""}), ("early_stopping", "sometimes"),
         ("deadline", 0), ("deadline", -1),
         ("colour", "red"), ("Temperature", 1),
     ],
@@ -81,7 +81,6 @@ def test_combinations_are_checked() -> None:
         ("guided", {"choice": ["a"]}), ("length_penalty", 101.0), ("best_of", 2),
     ):  # fmt: skip
         refused(name, value, n=3, use_beam_search=True)
-    assert "not supported yet" in refused("guided", {"choice": ["a"]}).message
 
 
 def test_beams_take_their_own_fields() -> None:

@@ -140,3 +140,36 @@ async def test_hanging_up_frees_the_worker(stack: tuple[Running, Callable[..., A
             await sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
         [_, hung_up] = (await running.client.get("/v1/jobs")).json()["data"]
         assert hung_up["status"] == "cancelled"
+
+
+async def test_outputs_have_the_shape_that_was_asked_for(stack: tuple[Running, Callable[..., Any]]) -> None:
+    """By every field that asks for one, streamed or whole; the fake model keeps to grammars, too."""
+    running, worker = stack
+    properties = {"n": {"enum": [1, 22]}, "ok": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": ["n", "ok"], "additionalProperties": False}
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
+    async with worker(), sdk_of(running) as sdk:
+        fields: Any = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "seed": 3, "max_tokens": 60}
+        whole = await sdk.chat.completions.create(**fields, response_format=wanted)
+        assert whole.choices[0].finish_reason == "stop"
+        answer = json.loads(whole.choices[0].message.content or "")
+        assert answer["n"] in (1, 22) and isinstance(answer["ok"], bool) and len(answer) == 2
+        streamed = ""
+        async for chunk in await sdk.chat.completions.create(**fields, response_format=wanted, stream=True):
+            streamed += "".join(choice.delta.content or "" for choice in chunk.choices)
+        assert streamed == whole.choices[0].message.content
+        chosen = await sdk.completions.create(
+            model=MODEL, prompt="x", max_tokens=60, n=3, seed=1, extra_body={"guided_choice": ["left", "right"]}
+        )
+        assert all(choice.text in ("left", "right") for choice in chosen.choices)
+        job = await running.client.post(
+            "/v1/jobs?wait=30",
+            json={
+                "model": MODEL,
+                "kind": "generate",
+                "input": "x",
+                "params": {"guided": {"regex": "[ab]{3}c"}, "max_tokens": 9},
+            },
+        )
+        text = (await running.client.get(f"/v1/jobs/{job.json()['id']}?wait=30")).json()["result"]["choices"][0]["text"]
+        assert len(text) == 4 and set(text[:3]) <= {"a", "b"} and text[3] == "c"
