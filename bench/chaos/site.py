@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import redis.asyncio
@@ -19,6 +19,9 @@ from engine.config import EngineConfig
 from infra.embedded import EmbeddedServer
 from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
 from millstream.environment import environment_of
+
+if TYPE_CHECKING:
+    from bench.chaos.clusters import Clustered
 
 P = TypeVar("P", bound=Process)
 
@@ -62,6 +65,7 @@ class Site:
         self.http = http  # to the gateway
         self.short = short
         self.processes: list[Process] = []
+        self.cluster: Clustered | None = None  # where the jobs are in one instead
         self.store: dict[str, Any] = {}  # more settings of the store
         self.environment: dict[str, str] = {}  # more variables of the processes
 
@@ -113,8 +117,10 @@ class Site:
 
     @asynccontextmanager
     async def redis(self) -> AsyncIterator[redis.asyncio.Redis]:
-        """The harness's own look at the server."""
-        async with redis.asyncio.Redis.from_url(self.server.url) as client:
+        """The harness's own look at the server, or at all of the Cluster."""
+        made: Any = redis.asyncio.Redis if self.cluster is None else redis.asyncio.RedisCluster
+        server = self.server if self.cluster is None else self.cluster.servers[-1]
+        async with made.from_url(server.url) as client:
             yield client
 
     async def leaked_blocks(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.chaos.scenarios import (
     clients,
     clocks,
+    cluster,
     continuation,
     durability,
     leaks,
@@ -32,6 +33,7 @@ SCENARIOS: dict[str, Scenario] = {
     "network": store.network,
     "power-loss": durability.power_loss,
     "failover": durability.failover,
+    "cluster": cluster.failover,
     "webhooks": outside.webhooks,
     "ssrf": outside.ssrf,
     "telemetry": outside.telemetry,

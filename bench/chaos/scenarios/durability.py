@@ -51,10 +51,10 @@ async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[f
         await worker.stop()  # the alias is known; the accepted jobs wait
         ledger = Ledger(site.http, Reference())
         for _ in range(rounds):
-            await _load(site, ledger, seconds, num_seconds=2.3)
+            await load(site, ledger, seconds, num_seconds=2.3)
             cut_bytes += lose_power(site.server, folder / "sync.log")
             site.server.start()
-            gone = await _forgotten(site, ledger)
+            gone = await forgotten(site, ledger)
             forgotten += len(gone)
             for job_id in gone:
                 del ledger.told[job_id]
@@ -94,7 +94,7 @@ async def _failover(yard: Yard, mode: str, record: Record) -> int:
                     await site.worker()
                 ledger = Ledger(site.http, Reference())
                 seconds: list[float] = []
-                await _load(site, ledger, seconds, num_seconds=1.5)
+                await load(site, ledger, seconds, num_seconds=1.5)
                 servers.primary.kill()
                 site.server = servers.replica
                 rejoining = asyncio.create_task(_rejoin(servers))
@@ -102,8 +102,8 @@ async def _failover(yard: Yard, mode: str, record: Record) -> int:
                 await ledger.submit_until_accepted("first after", {"max_tokens": 4, "temperature": 0.0})
                 away = time.monotonic() - began
                 await rejoining
-                await _load(site, ledger, seconds, num_seconds=1.0)
-                gone = await _forgotten(site, ledger)
+                await load(site, ledger, seconds, num_seconds=1.0)
+                gone = await forgotten(site, ledger)
                 for job_id in gone:
                     del ledger.told[job_id]
                 await finish(site, ledger, record, seconds=60)
@@ -128,7 +128,7 @@ async def _rejoin(servers: Guarded) -> None:
     servers.rejoin()
 
 
-async def _load(site: Site, ledger: Ledger, seconds: list[float], *, num_seconds: float) -> None:
+async def load(site: Site, ledger: Ledger, seconds: list[float], *, num_seconds: float) -> None:
     """Clients that submit one job after the other, until their time is up."""
     end = time.monotonic() + num_seconds
 
@@ -143,7 +143,7 @@ async def _load(site: Site, ledger: Ledger, seconds: list[float], *, num_seconds
     await asyncio.gather(*(client(number) for number in range(CLIENTS)))
 
 
-async def _forgotten(site: Site, ledger: Ledger) -> list[str]:
+async def forgotten(site: Site, ledger: Ledger) -> list[str]:
     async with site.redis() as client:
         there = {key.decode().rpartition(":")[2] async for key in client.scan_iter("ms:{*}:job:*", count=1000)}
     return [job_id for job_id in ledger.told if job_id not in there]
