@@ -168,7 +168,7 @@ def load_from(answer: Sequence[int]) -> LaneLoad:
     by_tier = {str(tier): tiers[5 * index : 5 * index + 5] for index, tier in enumerate(STRIDES)}
     return LaneLoad(
         waiting={tier: counts[0] for tier, counts in by_tier.items()},
-        running=sum(counts[2] - counts[0] for counts in by_tier.values()),
+        running=sum(max(0, counts[2] - counts[0]) for counts in by_tier.values()),
         paused=paused == 1,
         delayed=sum(counts[1] for counts in by_tier.values()),
         work={tier: Work(counts[3], counts[4]) for tier, counts in by_tier.items()},

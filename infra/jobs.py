@@ -101,7 +101,9 @@ class RedisJobs:
         )
 
     async def lane_states(self) -> list[LaneState]:
-        names, closed = await self._server.batch(("HGETALL", keys.LANES), ("HGETALL", keys.CLOSED_LANES))
+        # No transaction: a server whose memory is full refuses those, even to read.
+        asked = (("HGETALL", keys.LANES), ("HGETALL", keys.CLOSED_LANES))
+        names, closed = await self._server.batch(*asked, atomic=False)
         numbers = sorted(int(number) for number in names if number != b"next")
         return [LaneState(number, names[b"%d" % number].decode(), b"%d" % number not in closed) for number in numbers]
 
@@ -298,9 +300,9 @@ class RedisJobs:
         ask = ("XRANGE", lane.events(job_id), f"{after + 2}-0", "+", "COUNT", limit)
         entries = await self._server.command(*ask)
         if not entries:  # why, and whether still so, is one more question
-            entries, is_there, num_events = await self._server.batch(
-                ask, ("EXISTS", lane.events(job_id)), ("HGET", lane.job(job_id), "num_events")
-            )
+            # In an order that needs no transaction: a server whose memory is full refuses those, even to read.
+            asked = (ask, ("EXISTS", lane.events(job_id)), ("HGET", lane.job(job_id), "num_events"))
+            entries, is_there, num_events = await self._server.batch(*asked, atomic=False)
             if num_events is None:
                 raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
             if not is_there and int(num_events) > after + 1:

@@ -34,5 +34,23 @@ for _, id in ipairs(unwatched) do
     ended[#ended + 1], ended[#ended + 2] = id, 'unwatched'
   end
 end
+-- What somebody from outside has trimmed from a stream could never be claimed: jobs that wait for their first attempt get
+-- a new entry there, page by page from the front, as far as some were missing.
+local PAGE, MAX_PAGES = 64, 64
+for _, tier in ipairs(TIERS) do
+  for page = 0, MAX_PAGES - 1 do
+    local num_mended = 0
+    for _, id in ipairs(redis.call('ZRANGEBYSCORE', WAITING[tier], '(0', '+inf', 'LIMIT', page * PAGE, PAGE)) do
+      local job = read(id)
+      if not job then
+        redis.call('ZREM', WAITING[tier], id)
+      elseif job.attempt == 0 and #redis.call('XRANGE', STREAM[tier], job.entry, job.entry) == 0 then
+        redis.call('HSET', job_key(id), 'entry', redis.call('XADD', STREAM[tier], '*', 'j', id))
+        num_mended = num_mended + 1
+      end
+    end
+    if num_mended == 0 then break end
+  end
+end
 tell_feed()
 return ended

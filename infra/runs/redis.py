@@ -107,7 +107,8 @@ class RedisRuns:
     async def get(self, run_id: str) -> RunView | None:
         keys = RunKeys(run_id)
         names = (keys.run, keys.sources, keys.states, keys.versions)
-        fields, sources, states, versions = await self._server.batch(*(("HGETALL", name) for name in names))
+        asked = [("HGETALL", name) for name in names]
+        fields, sources, states, versions = await self._server.batch(*asked, atomic=False)  # see `documents`
         if not fields:
             return None
         header = _header(fields)
@@ -148,9 +149,11 @@ class RedisRuns:
         if not numbers:
             return []
         keys = RunKeys(run_id)
-        names = (keys.sources, keys.states, keys.versions)
+        # No transaction: a server whose memory is full refuses those, even to read. A version that is read before its
+        # state is at most too old, and then the state cannot be changed by it.
+        names = (keys.versions, keys.states, keys.sources)
         commands: list[list[Argument]] = [["HMGET", name, *numbers] for name in names]
-        sources, states, versions = await self._server.batch(*commands)
+        versions, states, sources = await self._server.batch(*commands, atomic=False)
         return [
             Document(number, _decode(source, DocumentSource), _state(state, version))
             for number, source, state, version in zip(numbers, sources, states, versions, strict=True)
