@@ -7,6 +7,7 @@
 #include "matmul.h"
 #include "matmul_int8.h"
 #include "model.h"
+#include "noise.h"
 #include "rows.h"
 #include "threads.h"
 
@@ -274,6 +275,17 @@ void ms_pack_int8(const int8_t* w, int n, int k, uint8_t* packed) {
                     const bool is_inside = column < n && i + step < k;
                     *packed++ = 128 + (is_inside ? w[static_cast<long>(column) * k + i + step] : 0);
                 }
+}
+
+// Of each row of logits [rows][stride], the tokens whose noise may beat a score (engine/gumbel_max.py says why): ids and
+// words, row after row, at most [rows * vocab] of them; counts [rows].
+void ms_rivals(const float* logits, long stride, int rows, int vocab, const DrawKey* keys, const float* scores,
+               const float* inverse_scales, int* ids, uint32_t* words, int* counts) {
+    for (int row = 0; row < rows; row++) {
+        counts[row] = rivals(logits + row * stride, vocab, keys[row], scores[row], inverse_scales[row], ids, words);
+        ids += counts[row];
+        words += counts[row];
+    }
 }
 
 }  // extern "C"

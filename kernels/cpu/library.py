@@ -6,6 +6,8 @@ import ctypes
 import functools
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels.cpu.build import BuildUnavailable, Variant, build, usable_variants
@@ -67,6 +69,11 @@ class Library:
         self._functions.ms_forward.restype = None
         self._functions.ms_product.argtypes = (_POINTER, _POINTER, *(ctypes.c_int,) * 3, _POINTER)
         self._functions.ms_product.restype = None
+        self._functions.ms_rivals.argtypes = (
+            *(_POINTER, ctypes.c_long, ctypes.c_int, ctypes.c_int),
+            *(_POINTER,) * 6,
+        )
+        self._functions.ms_rivals.restype = None
         self._functions.ms_pack.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
         self._functions.ms_pack.restype = None
         self._functions.ms_pack_int8.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
@@ -111,6 +118,32 @@ class Library:
         padded_scales.zero_()[:out_size] = scales.view(-1)
         return packed, padded_scales
 
+    def rivals(
+        self,
+        logits: npt.NDArray[np.float32],
+        keys: npt.NDArray[np.uint32],
+        scores: npt.NDArray[np.float32],
+        inverse_scales: npt.NDArray[np.float32],
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.int32]]:
+        """Of each row of logits [rows, vocab] the tokens with word <= exp((logit - score) * inverse_scale).
+
+        Returns their ids and words, row after row, ids ascending, and how many each row has.
+
+        keys: [rows, 4], low and high word of the seed, output index, choice; the words are those of engine/noise.py.
+        """
+        rows, vocab = logits.shape
+        if logits.strides[1] != 4:
+            logits = np.ascontiguousarray(logits)
+        ids, words = np.empty(rows * vocab, np.int32), np.empty(rows * vocab, np.uint32)
+        counts = np.empty(rows, np.int32)
+        inputs = [np.ascontiguousarray(each) for each in (keys, scores, inverse_scales)]
+        self._functions.ms_rivals(
+            *(logits.ctypes.data, logits.strides[0] // 4, rows, vocab),
+            *(each.ctypes.data for each in (*inputs, ids, words, counts)),
+        )
+        total = int(counts.sum())
+        return ids[:total], words[:total], counts
+
 
 def aligned_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """On a cache line's border: a panel's step then is two whole lines."""
@@ -127,3 +160,8 @@ def load() -> Library:
     if not variants:
         raise BuildUnavailable("this processor has none of AVX2, AVX-512 and NEON")
     return Library(variants[0])
+
+
+def loaded() -> Library | None:
+    """The library that this process has loaded already, if it has."""
+    return load() if load.cache_info().currsize else None
