@@ -1,6 +1,6 @@
 """Tokens never change: one matrix of what may share an engine with a request, against the request alone.
 
-    python -m bench.exactness [--model smollm2-135m] [--kernels auto|torch] [--dtype auto|int8] [--tokens 24]
+    python -m bench.exactness [--model NAME] [--kernels auto|torch] [--dtype auto|int8] [--kv-cache-dtype auto|int8]
 
 Each cell is one condition (batch, chunk, block size, cache, small pool, swap, aborts, continuation, ...) with one kind
 of request (greedy, seeded, penalties, stops, n = 4, ...) over prompts of many lengths. Compared with the same request
@@ -37,7 +37,6 @@ CORPUS = Path(__file__).parent / "corpus"
 LENGTHS = (1, 7, 15, 16, 17, 33, 64, 130, 300)  # prompt tokens: at and beside the borders of blocks
 NEAR_TIE = 1e-3
 MAX_FORGIVEN = 0.01
-FP32 = torch.float32
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -88,12 +87,14 @@ class Report:
 
 
 class Bench:
-    def __init__(self, model: str, kernels: str, dtype: str, num_tokens: int) -> None:
-        self._base: dict[str, Any] = {"cpu_kernels": kernels, "dtype": dtype, "max_num_seqs": 64, "num_kv_blocks": 1024}
+    def __init__(self, model: str, num_tokens: int, **settings: str) -> None:
+        self._base: dict[str, Any] = {**settings, "max_num_seqs": 64, "num_kv_blocks": 1024}
         self._model = model
         loaded = load_runner(model, EngineConfig(**self._base))
         self.is_native = loaded.info.kernels.startswith("native")
         self.kernels, self.dtype = loaded.info.kernels, loaded.info.dtype
+        self.kv_dtype = loaded.info.kv_dtype
+        self._kv_dtype: torch.dtype = getattr(torch, self.kv_dtype)
         self._loaded = loaded
         self._tokenizer = loaded.tokenizer
         self.num_tokens = num_tokens
@@ -109,8 +110,9 @@ class Bench:
             self._loaded.info.max_model_len,
             config.block_size,
             num_kv_blocks=config.num_kv_blocks or 1024,
-            num_host_slots=int(config.swap_space * GIB) // block_bytes(decoder.config, config.block_size, FP32),
-            dtype=FP32,
+            num_host_slots=int(config.swap_space * GIB)
+            // block_bytes(decoder.config, config.block_size, self._kv_dtype),
+            dtype=self._kv_dtype,
         )
         return LLM(LoadedModel(runner=runner, tokenizer=self._tokenizer, info=self._loaded.info), config)
 
@@ -312,9 +314,16 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--kernels", choices=["auto", "native", "torch"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "int8"], default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--tokens", type=int, default=24)
     options = parser.parse_args()
-    bench = Bench(options.model, options.kernels, options.dtype, options.tokens)
+    bench = Bench(
+        options.model,
+        options.tokens,
+        cpu_kernels=options.kernels,
+        dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
+    )
     report = bench.report
     began = time.monotonic()
     for kind, params in KINDS.items():
@@ -336,7 +345,14 @@ def main() -> int:
     seconds = round(time.monotonic() - began, 1)
     print(
         json.dumps(
-            {"model": options.model, "kernels": bench.kernels, "dtype": bench.dtype, **facts, "seconds": seconds}
+            {
+                "model": options.model,
+                "kernels": bench.kernels,
+                "dtype": bench.dtype,
+                "kv_dtype": bench.kv_dtype,
+                **facts,
+                "seconds": seconds,
+            }
         )
     )
     return 0 if is_good else 1

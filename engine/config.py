@@ -32,6 +32,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # auto: the device's best, float32 on CPU; int8: matrices in int8 on the native CPU path, all else in float32
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: as activations; int8: on the native CPU path
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
     cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own
@@ -129,6 +130,7 @@ class ModelInfo:
     weights_digest: str
     tokenizer_digest: str
     dtype: str
+    kv_dtype: str
     device: str
     kernels: str  # which arithmetic: part of the numerics profile
     chat_template: str | None = None

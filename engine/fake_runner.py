@@ -219,6 +219,7 @@ def load_fake(
         weights_digest="fake-1",
         tokenizer_digest="fake-bytes-1",
         dtype="none",
+        kv_dtype="none",
         device="none",
         kernels="fake-1",
         chat_template=_CHAT_TEMPLATE,

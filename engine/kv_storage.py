@@ -2,6 +2,8 @@
 
 device   [layer, key | value, block, position in block, kv head, head dim]
 host     [slot, layer, key | value, position in block, kv head, head dim]      one block in one piece
+
+In int8 a head's numbers take four bytes more: the fp32 scale of its token. A block keeps its scales wherever it moves.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from engine.errors import InvalidConfig
 from engine.models.config import ModelShape
 from engine.plan import BlockMove, Plan
 
+SCALE_BYTES = 4  # fp32
+
 
 class KVStorage:
     """Holds and moves blocks; which block belongs to whom is the scheduler's business."""
@@ -29,7 +33,7 @@ class KVStorage:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        block = (block_size, config.num_kv_heads, config.head_dim)
+        block = (block_size, config.num_kv_heads, slot_width(config, dtype))
         layers = (config.num_layers, 2)
         self.num_blocks, self.num_host_slots = num_blocks, num_host_slots
         self.pool = _zeros((*layers, num_blocks, *block), dtype, device)
@@ -40,7 +44,7 @@ class KVStorage:
         self._layers = [(layer[0], layer[1]) for layer in self.pool.unbind(0)]
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(key pool, value pool) of one layer, each [num_blocks, block_size, kv_heads, head_dim]."""
+        """(key pool, value pool) of one layer, each [num_blocks, block_size, kv_heads, slot_width]."""
         return self._layers[index]
 
     @torch.inference_mode()
@@ -68,9 +72,14 @@ def checked_ids(moves: Sequence[BlockMove], num_sources: int, num_targets: int) 
     return torch.tensor([move.source for move in moves]), torch.tensor([move.target for move in moves])
 
 
+def slot_width(config: ModelShape, dtype: torch.dtype) -> int:
+    """Numbers of `dtype` that the keys, or the values, of one token and head take."""
+    return config.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+
+
 def block_bytes(config: ModelShape, block_size: int, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers."""
-    return 2 * config.num_layers * block_size * config.num_kv_heads * config.head_dim * dtype.itemsize
+    return 2 * config.num_layers * block_size * config.num_kv_heads * slot_width(config, dtype) * dtype.itemsize
 
 
 def num_blocks_within(budget: int, bytes_per_block: int) -> int:

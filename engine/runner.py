@@ -47,6 +47,7 @@ class TorchRunner:
         num_host_slots: int,
         dtype: torch.dtype,
     ) -> None:
+        """dtype: of keys and values."""
         self.vocab_size = decoder.config.vocab_size
         self.max_model_len = max_model_len
         self.block_size, self.num_kv_blocks, self.num_host_slots = block_size, num_kv_blocks, num_host_slots
@@ -91,7 +92,8 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     log.info("its weights are ready: %s", "; ".join(decoder.choices.values()))
     vocab_size = decoder.config.vocab_size
     make_runner = _cuda_runner if device.type == "cuda" else _cpu_runner
-    runner = make_runner(decoder, max_model_len, config, dtype)
+    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
+    runner = make_runner(decoder, max_model_len, config, kv_dtype)
     tokenizer = Tokenizer(folder)
     log.info("loaded %s from %s: %s on %s", model, folder, dtype, device)
     return LoadedModel(
@@ -105,6 +107,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             weights_digest=weights_digest(folder),
             tokenizer_digest=tokenizer_digest(folder),
             dtype="int8" if config.dtype == "int8" else str(dtype).removeprefix("torch."),
+            kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(device),
             kernels=decoder.kernels,
             chat_template=tokenizer.chat_template_source,
@@ -138,8 +141,8 @@ def _dtype(config: EngineConfig, fields: dict[str, object], device: torch.device
     return torch.float16 if stored == "float16" else torch.bfloat16
 
 
-def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, dtype: torch.dtype) -> Runner:
-    bytes_per_block = block_bytes(decoder.config, config.block_size, dtype)
+def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, kv_dtype: torch.dtype) -> Runner:
+    bytes_per_block = block_bytes(decoder.config, config.block_size, kv_dtype)
     return TorchRunner(
         decoder,
         max_model_len,
@@ -147,7 +150,7 @@ def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, d
         num_kv_blocks=config.num_kv_blocks
         or num_blocks_within(config.kv_cache_memory_bytes or _DEFAULT_CPU_POOL_BYTES, bytes_per_block),
         num_host_slots=int(config.swap_space * GIB) // bytes_per_block,
-        dtype=dtype,
+        dtype=kv_dtype,
     )
 
 

@@ -30,7 +30,8 @@ def profile_of(info: ModelInfo) -> str:
     The weights come first (`translate.weights_of`): jobs are never continued across them.
     """
     device = info.device.partition(":")[0]
-    return f"weights={info.weights_digest};device={device};dtype={info.dtype};kernels={info.kernels};tp=1"
+    numbers = f"dtype={info.dtype};kv={info.kv_dtype};kernels={info.kernels}"
+    return f"weights={info.weights_digest};device={device};{numbers};tp=1"
 
 
 def tokenizer_blob(info: ModelInfo) -> str:

@@ -40,10 +40,7 @@ def load_decoder(
         return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")
-    if config.dtype == "int8":
-        raise InvalidConfig(
-            "dtype", f"is int8, which the native path alone has, and it knows no {fields.get('model_type')}; use auto"
-        )
+    _refuse_int8(config, f"knows no {fields.get('model_type')}")
     decoder = TransformersDecoder(folder, dtype, device)
     return decoder, _max_model_len(config, decoder.config.max_position, can_stretch=False)
 
@@ -62,8 +59,7 @@ def _own_decoder(
             log.warning("torch computes, several times slower: the native CPU path %s", reason)
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
-    if config.dtype == "int8":
-        raise InvalidConfig("dtype", f"is int8, which the native CPU path alone has, and it {reason}; use auto")
+    _refuse_int8(config, reason)
     log.info("torch computes: the native CPU path %s", reason)
     return Decoder(fields, weights, max_model_len, device)
 
@@ -74,3 +70,10 @@ def _max_model_len(config: EngineConfig, own: int, can_stretch: bool) -> int:
     if wanted > own and not can_stretch:
         raise InvalidConfig("max_model_len", f"is {wanted} and the model's context is {own}; lower it")
     return wanted
+
+
+def _refuse_int8(config: EngineConfig, reason: str) -> None:
+    """`reason`: why the native CPU path does not run."""
+    for name in ("dtype", "kv_cache_dtype"):
+        if getattr(config, name) == "int8":
+            raise InvalidConfig(name, f"is int8, which the native CPU path alone has, and it {reason}; use auto")

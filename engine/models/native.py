@@ -1,7 +1,9 @@
 """The decoder on the native CPU path: the same model as `decoder.Decoder`, one call for a whole forward.
 
 The pool's blocks are laid out as the native attention reads them: of one layer's block, keys [kv head, head dim,
-position in block] and values [kv head, position in block, head dim]. Nobody else reads them.
+position in block] and values [kv head, position in block, head dim]; in int8, each head's part is followed by the fp32
+scales of its tokens. Nobody else reads them. Decoders of one model share a pool, whatever the type of their products:
+an int8 copy may draft into the slots of a float32 target.
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ class NativeDecoder:
                 table_stride=tables.shape[1],
                 k_pools=ctypes.cast(keys, ctypes.c_void_p),
                 v_pools=ctypes.cast(values, ctypes.c_void_p),
+                is_kv_coded=pools[0][0].dtype == torch.int8,
                 logits=logits.data_ptr(),
                 **{name: array.ctypes.data for name, array in arrays.items()},
             ),

@@ -1,4 +1,4 @@
-// Paged attention for decode and for prompt chunks alike, in float32.
+// Paged attention for decode and for prompt chunks alike, in float32 over keys and values in float32 or int8.
 //
 //   out[q] = sum_j softmax_j(q . k[j]) v[j]   over the keys j that position p of the query may see
 //
@@ -8,6 +8,9 @@
 //
 // Pools, for one layer:  k [num_blocks][kv_heads][head_dim][block_size]   (a group of tokens is one vector for each d)
 //                        v [num_blocks][kv_heads][block_size][head_dim]
+//
+// In int8, behind each head's part of a block follow the scales of its tokens, [block_size] in float32: a key is its codes
+// times its scale, which is put on the score, and a value likewise, whose scale is put on its weight.
 #pragma once
 #include <algorithm>
 #include <limits>
@@ -27,17 +30,25 @@ constexpr int HEAD_ROWS = 1;  // 8 accumulators
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int QUERY_ROWS = 48;  // rows (queries x heads of a group) of one task
 
+constexpr int SCALE_BYTES = 4;
+
+// One layer's pools of T, float or int8_t.
+template <typename T>
 struct Paged {
-    const float* k;  // this layer's pools
-    const float* v;
+    static constexpr bool IS_CODED = sizeof(T) == 1;
+    T *k, *v;
     int block_size, kv_heads, head_dim;
 
-    long at(int block, int head) const { return (static_cast<long>(block) * kv_heads + head) * head_dim * block_size; }
+    long at(int block, int head) const {
+        const int width = head_dim + (IS_CODED ? SCALE_BYTES : 0);
+        return (static_cast<long>(block) * kv_heads + head) * width * block_size;
+    }
+    float* scales(T* part) const { return reinterpret_cast<float*>(part + static_cast<long>(head_dim) * block_size); }
 };
 
 // scores[r][0..64) = q[r] . k[tile]; `key` has a pointer for each group of 16 tokens, `stride` floats from d to d + 1.
-template <int ROWS>
-inline void score_rows(const float* q, int head_dim, const float* const* key, int stride, float* scores) {
+template <int ROWS, typename T>
+inline void score_rows(const float* q, int head_dim, const T* const* key, int stride, float* scores) {
     vf acc[ROWS][GROUPS * GROUP_VECTORS];
     for (auto& row : acc)
         for (auto& a : row) a = vf{};
@@ -56,8 +67,8 @@ inline void score_rows(const float* q, int head_dim, const float* const* key, in
 }
 
 // out[r][d0 .. d0 + 16 * WIDTH) += sum_j weights[r][j] * v[j], j ascending over `count` tokens at `value`.
-template <int ROWS, int WIDTH>
-inline void mix_rows(const float* weights, const float* value, int head_dim, int count, float* out) {
+template <int ROWS, int WIDTH, typename T>
+inline void mix_rows(const float* weights, const T* value, int head_dim, int count, float* out) {
     constexpr int N = WIDTH * GROUP_VECTORS;
     vf acc[ROWS][N];
     for (int r = 0; r < ROWS; r++)
@@ -74,8 +85,8 @@ inline void mix_rows(const float* weights, const float* value, int head_dim, int
         for (int j = 0; j < N; j++) store(out + r * head_dim + j * VL, acc[r][j]);
 }
 
-template <int ROWS>
-inline void mix(const float* weights, const float* value, int head_dim, int count, float* out) {
+template <int ROWS, typename T>
+inline void mix(const float* weights, const T* value, int head_dim, int count, float* out) {
     int d = 0;
     for (; d + 64 <= head_dim; d += 64) mix_rows<ROWS, 4>(weights, value + d, head_dim, count, out + d);
     for (; d < head_dim; d += 16) mix_rows<ROWS, 1>(weights, value + d, head_dim, count, out + d);
@@ -93,11 +104,13 @@ inline void in_groups(int rows, Work work) {
 
 // All query rows of one task: `rows` of them, row r at position position[r], in q [rows][head_dim] (scaled already).
 // `out` [rows][head_dim]. `table` are the sequence's blocks. window 0: all earlier tokens; softcap 0: none.
-inline void attend(const Paged& pool, const int* table, int head, const float* q, const int* position, int rows,
+template <typename T>
+inline void attend(const Paged<T>& pool, const int* table, int head, const float* q, const int* position, int rows,
                    int window, float softcap, float* out) {
     const int dim = pool.head_dim, block = pool.block_size;
     alignas(64) float scores[QUERY_ROWS * KEY_TILE];
-    alignas(64) float gathered[GROUPS][MAX_HEAD_DIM * GROUP];  // small blocks only: a group of keys side by side
+    alignas(64) float key_scales[KEY_TILE] = {}, value_scales[KEY_TILE] = {};  // int8 only
+    alignas(64) T gathered[GROUPS][MAX_HEAD_DIM * GROUP];  // small blocks only: a group of keys side by side
     float top[QUERY_ROWS], total[QUERY_ROWS];
     int first = std::numeric_limits<int>::max(), last = 0;
     for (int r = 0; r < rows; r++) {
@@ -109,7 +122,7 @@ inline void attend(const Paged& pool, const int* table, int head, const float* q
     std::memset(out, 0, sizeof(float) * rows * dim);
     for (int tile = first / KEY_TILE * KEY_TILE; tile <= last; tile += KEY_TILE) {
         const int count = std::min(KEY_TILE, last + 1 - tile);
-        const float* key[GROUPS];
+        const T* key[GROUPS];
         int stride = block;
         for (int g = 0; g < GROUPS; g++) {
             const int token = tile + std::min(g * GROUP, (count - 1) / GROUP * GROUP);  // past the end: any that exists
@@ -120,12 +133,19 @@ inline void attend(const Paged& pool, const int* table, int head, const float* q
                 key[g] = gathered[g];
                 for (int part = 0; part < GROUP; part += block) {
                     const int at = std::min(token + part, last / block * block);
-                    const float* source = pool.k + pool.at(table[at / block], head);
+                    const T* source = pool.k + pool.at(table[at / block], head);
                     for (int d = 0; d < dim; d++)
-                        std::memcpy(gathered[g] + d * GROUP + part, source + d * block, sizeof(float) * block);
+                        std::memcpy(gathered[g] + d * GROUP + part, source + d * block, sizeof(T) * block);
                 }
             }
         }
+        if constexpr (Paged<T>::IS_CODED)
+            for (int t = 0; t < count; t++) {
+                const int token = tile + t;
+                const long part = pool.at(table[token / block], head);
+                key_scales[t] = pool.scales(pool.k + part)[token % block];
+                value_scales[t] = pool.scales(pool.v + part)[token % block];
+            }
         in_groups(rows, [&](auto group, int r) {
             score_rows<group.value>(q + r * dim, dim, key, stride, scores + r * KEY_TILE);
         });
@@ -137,6 +157,8 @@ inline void attend(const Paged& pool, const int* table, int head, const float* q
                 std::memset(s, 0, sizeof(float) * KEY_TILE);
                 continue;
             }
+            if constexpr (Paged<T>::IS_CODED)
+                for (int j = 0; j < KEY_TILE; j += VL) store(s + j, load(s + j) * load(key_scales + j));
             if (softcap > 0)
                 for (int j = 0; j < KEY_TILE; j += VL) store(s + j, softcap * tanh(load(s + j) / softcap));
             for (int j = 0; j < unseen; j++) s[j] = -std::numeric_limits<float>::infinity();
@@ -154,7 +176,7 @@ inline void attend(const Paged& pool, const int* table, int head, const float* q
                 for (int j = 0; j < GROUP_VECTORS; j++) {
                     float* at = s + g * GROUP + j * VL;
                     const vf e = exp(load(at) - highest);
-                    store(at, e);
+                    store(at, Paged<T>::IS_CODED ? e * load(value_scales + g * GROUP + j * VL) : e);
                     store(sums + j * VL, load(sums + j * VL) + e);
                 }
             total[r] = total[r] * keep + sum16(sums);
@@ -164,7 +186,7 @@ inline void attend(const Paged& pool, const int* table, int head, const float* q
         }
         for (int t = 0; t < count;) {  // by runs of tokens that lie in one block
             const int token = tile + t, run = std::min(count - t, block - token % block);
-            const float* value = pool.v + pool.at(table[token / block], head) + static_cast<long>(token % block) * dim;
+            const T* value = pool.v + pool.at(table[token / block], head) + static_cast<long>(token % block) * dim;
             in_groups(rows, [&](auto group, int r) {
                 mix<group.value>(scores + r * KEY_TILE + t, value, dim, run, out + r * dim);
             });

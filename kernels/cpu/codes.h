@@ -8,7 +8,34 @@
 namespace ms {
 
 constexpr int CODE_GROUP = 64;
-typedef int8_t vb __attribute__((vector_size(VL)));
+
+// Codes of n numbers, n a multiple of 16, and their sum; returns the scale: x[i] = codes[i] * scale, to the nearest of 255
+// steps. A number that is not finite makes the scale NaN, and so everything that is computed from it.
+inline float encode(const float* x, int n, int8_t* codes, int32_t* sum) {
+    vf most{}, poison{};
+    for (int i = 0; i < n; i += VL) {
+        const vf v = load(x + i), size = v < vf{} ? -v : v;
+        most = size > most ? size : most;
+        poison += v * 0.0f;
+    }
+    float largest = 0, poisoned = 0;
+    for (int j = 0; j < VL; j++) {
+        largest = most[j] > largest ? most[j] : largest;
+        poisoned += poison[j];
+    }
+    const float steps = largest > 0 ? 127.0f / largest : 0.0f;
+    vi sums{};
+    for (int i = 0; i < n; i += VL) {
+        const vf v = rounded(load(x + i) * steps);
+        const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
+        sums += code;
+        const vb narrow = __builtin_convertvector(code, vb);
+        std::memcpy(codes + i, &narrow, sizeof narrow);
+    }
+    *sum = 0;
+    for (int j = 0; j < VL; j++) *sum += sums[j];
+    return largest / 127.0f + poisoned;
+}
 
 class Codes {
   public:
@@ -41,33 +68,10 @@ class Codes {
     }
 
   private:
-    // A number that is not finite makes the scale NaN, and so every product of the row.
     void write_group(const float* x, long at) {
-        vf most{}, poison{};
-        for (int i = 0; i < CODE_GROUP; i += VL) {
-            const vf v = load(x + i), size = v < vf{} ? -v : v;
-            most = size > most ? size : most;
-            poison += v * 0.0f;
-        }
-        float largest = 0, poisoned = 0;
-        for (int j = 0; j < VL; j++) {
-            largest = most[j] > largest ? most[j] : largest;
-            poisoned += poison[j];
-        }
-        const float steps = largest > 0 ? 127.0f / largest : 0.0f;
-        int8_t* codes = codes_.data() + at * CODE_GROUP;
-        vi sum{};
-        for (int i = 0; i < CODE_GROUP; i += VL) {
-            const vf v = rounded(load(x + i) * steps);
-            const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
-            sum += code;
-            const vb narrow = __builtin_convertvector(code, vb);
-            std::memcpy(codes + i, &narrow, sizeof narrow);
-        }
-        int32_t total = 0;
-        for (int j = 0; j < VL; j++) total += sum[j];
-        scales_[at] = largest / 127.0f + poisoned;
-        offsets_[at] = -128 * total;
+        int32_t sum;
+        scales_[at] = encode(x, CODE_GROUP, codes_.data() + at * CODE_GROUP, &sum);
+        offsets_[at] = -128 * sum;
     }
 
     int k_ = 0, groups_ = 0;

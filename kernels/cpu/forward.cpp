@@ -142,11 +142,15 @@ class Decoder {
             float* at = &qkv[static_cast<long>(t) * qkv_stride()];
             turn(layer, position, at);
             const int block = batch.tables[static_cast<long>(row) * batch.table_stride + position / batch.block_size];
-            write_kv(batch, l, block, position % batch.block_size, at + q_size());
+            const int slot = position % batch.block_size;
+            if (batch.is_kv_coded)
+                write_kv(pool_of<int8_t>(batch, l), block, slot, at + q_size());
+            else
+                write_kv(pool_of<float>(batch, l), block, slot, at + q_size());
         }
         team.barrier();
         for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
-            attend_to(batch, l, tasks[i]);
+            batch.is_kv_coded ? attend_to<int8_t>(batch, l, tasks[i]) : attend_to<float>(batch, l, tasks[i]);
         team.barrier();
         if (is_coded()) {
             for (int t = tokens.begin; t < tokens.end; t++) mixed.codes.write(t, mixed.row(t));
@@ -176,30 +180,47 @@ class Decoder {
         for (int i = 0; i < q_size(); i++) row[i] *= m.attention_scale;
     }
 
-    void write_kv(const Batch& batch, int l, int block, int slot, const float* keys) const {
+    template <typename T>
+    Paged<T> pool_of(const Batch& batch, int l) const {
+        return {static_cast<T*>(batch.k_pools[l]), static_cast<T*>(batch.v_pools[l]), batch.block_size, m.kv_heads,
+                m.head_dim};
+    }
+
+    template <typename T>
+    void write_kv(const Paged<T>& pool, int block, int slot, const float* keys) const {
         const float* values = keys + kv_size();
         const int dim = m.head_dim;
         for (int h = 0; h < m.kv_heads; h++) {
-            const long base = (static_cast<long>(block) * m.kv_heads + h) * dim * batch.block_size;
-            float* k = batch.k_pools[l] + base + slot;
-            for (int d = 0; d < dim; d++) k[static_cast<long>(d) * batch.block_size] = keys[h * dim + d];
-            std::memcpy(batch.v_pools[l] + base + static_cast<long>(slot) * dim, values + h * dim, sizeof(float) * dim);
+            T* k = pool.k + pool.at(block, h);
+            T* v = pool.v + pool.at(block, h);
+            const float* key = keys + h * dim;
+            T* value = v + static_cast<long>(slot) * dim;
+            if constexpr (Paged<T>::IS_CODED) {
+                alignas(64) int8_t codes[MAX_HEAD_DIM];
+                int32_t sum;
+                pool.scales(k)[slot] = encode(key, dim, codes, &sum);
+                for (int d = 0; d < dim; d++) k[static_cast<long>(d) * pool.block_size + slot] = codes[d];
+                pool.scales(v)[slot] = encode(values + h * dim, dim, value, &sum);
+            } else {
+                for (int d = 0; d < dim; d++) k[static_cast<long>(d) * pool.block_size + slot] = key[d];
+                std::memcpy(value, values + h * dim, sizeof(float) * dim);
+            }
         }
     }
 
+    template <typename T>
     void attend_to(const Batch& batch, int l, const Task& task) {
         alignas(64) float q[QUERY_ROWS * MAX_HEAD_DIM], out[QUERY_ROWS * MAX_HEAD_DIM];
         int position[QUERY_ROWS];
-        const int dim = m.head_dim, group = m.heads / m.kv_heads, width = group * dim;
-        const Paged pool{batch.k_pools[l], batch.v_pools[l], batch.block_size, m.kv_heads, dim};
+        const int group = m.heads / m.kv_heads, width = group * m.head_dim;
         const int count = task.end - task.begin;
         for (int i = 0; i < count; i++) {
             const long t = task.begin + i;
             std::memcpy(q + i * width, &qkv[t * qkv_stride() + task.head * width], sizeof(float) * width);
             for (int g = 0; g < group; g++) position[i * group + g] = batch.positions[t];
         }
-        attend(pool, batch.tables + static_cast<long>(task.row) * batch.table_stride, task.head, q, position,
-               count * group, layers[l].window, m.attention_softcap, out);
+        attend(pool_of<T>(batch, l), batch.tables + static_cast<long>(task.row) * batch.table_stride, task.head, q,
+               position, count * group, layers[l].window, m.attention_softcap, out);
         for (int i = 0; i < count; i++)
             std::memcpy(mixed.row(task.begin + i) + task.head * width, out + i * width, sizeof(float) * width);
     }

@@ -51,7 +51,9 @@ class Batch(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("num_tokens", "num_rows", "num_logits", "block_size", "table_stride")),
         *((name, _POINTER) for name in ("token_ids", "positions", "row_starts", "tables", "logit_places")),
-        *((name, _POINTER) for name in ("k_pools", "v_pools", "logits")),
+        *((name, _POINTER) for name in ("k_pools", "v_pools")),
+        ("is_kv_coded", ctypes.c_int),
+        ("logits", _POINTER),
     )
 
 

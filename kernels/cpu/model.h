@@ -36,7 +36,8 @@ struct Batch {
     const int *row_starts;                  // [num_rows + 1] into the tokens
     const int *tables;                      // [num_rows][table_stride] block ids
     const int *logit_places;                // [num_logits] into the tokens
-    float *const *k_pools, *const *v_pools; // one for each layer, as attention.h lays them out
+    void *const *k_pools, *const *v_pools;  // one for each layer, as attention.h lays them out
+    int is_kv_coded;                        // int8 with scales, else float32
     float *logits;                          // [num_logits][vocab rounded up to 32]
 };
 

@@ -17,8 +17,14 @@ constexpr int GROUP = 16;  // floats that are handled together, whatever the reg
 typedef float vf __attribute__((vector_size(VL * 4)));
 typedef float vf_unaligned __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
+typedef int8_t vb __attribute__((vector_size(VL)));
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
+inline vf load(const int8_t* p) {
+    vb bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
+}
 inline void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
 inline vf splat(float x) { return x - vf{}; }
 

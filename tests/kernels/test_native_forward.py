@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import pytest
 import torch
@@ -53,9 +53,14 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[DecoderConfig, Deco
     return load(make_tiny_model(tmp_path_factory.mktemp("native") / "llama", overrides=overrides))
 
 
-@pytest.fixture(params=["float32", "int8"])
-def dtype(request: pytest.FixtureRequest) -> WeightsDtype:
-    return cast(WeightsDtype, request.param)
+class Formats(NamedTuple):
+    products: WeightsDtype
+    kv: torch.dtype
+
+
+@pytest.fixture(params=[Formats("float32", torch.float32), Formats("int8", torch.float32), Formats("int8", torch.int8)])
+def formats(request: pytest.FixtureRequest) -> Formats:
+    return cast(Formats, request.param)
 
 
 def tokens(count: int, seed: int) -> list[int]:
@@ -68,8 +73,8 @@ def row(start: int, token_ids: list[int], table: list[int], num_logits: int) -> 
     return Row(Sequence(request, choice=0, seed=0), start, token_ids, table, num_logits)
 
 
-def storage(config: DecoderConfig, block_size: int) -> KVStorage:
-    return KVStorage(config, block_size, 4096 // block_size, 0, torch.float32, CPU)
+def storage(config: DecoderConfig, block_size: int, kv_dtype: torch.dtype) -> KVStorage:
+    return KVStorage(config, block_size, 4096 // block_size, 0, kv_dtype, CPU)
 
 
 def table_of(sequence: int, block_size: int) -> list[int]:
@@ -81,8 +86,14 @@ def table_of(sequence: int, block_size: int) -> list[int]:
 Forward = Callable[[Batch, KVStorage], torch.Tensor]
 
 
-def run(forward: Forward, config: DecoderConfig, block_size: int, *steps: list[Row]) -> list[torch.Tensor]:
-    kv = storage(config, block_size)
+def run(
+    forward: Forward,
+    config: DecoderConfig,
+    block_size: int,
+    *steps: list[Row],
+    kv_dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    kv = storage(config, block_size, kv_dtype)
     return [forward(build_batch(rows, block_size, CPU), kv) for rows in steps]
 
 
@@ -100,26 +111,26 @@ def test_every_family_has_the_logits_of_the_torch_decoder(family: str, tmp_path:
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
 @pytest.mark.parametrize("chunks", [[1] * 5 + [145], [16] * 10, [7, 64, 63, 16], [149, 1]])
 def test_chunks_and_block_sizes_do_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, block_size: int, chunks: list[int]
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, block_size: int, chunks: list[int]
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, formats.products).forward
     prompt = tokens(sum(chunks), seed=2)
-    (whole,) = run(forward, config, 16, [row(0, prompt, table_of(1, 16), num_logits=len(prompt))])
+    (whole,) = run(forward, config, 16, [row(0, prompt, table_of(1, 16), num_logits=len(prompt))], kv_dtype=formats.kv)
     ends = [sum(chunks[: index + 1]) for index in range(len(chunks))]
     steps = [
         [row(end - count, prompt[end - count : end], table_of(2, block_size), num_logits=count)]
         for count, end in zip(chunks, ends, strict=True)
     ]
-    assert torch.equal(torch.cat(run(forward, config, block_size, *steps)), whole)
+    assert torch.equal(torch.cat(run(forward, config, block_size, *steps, kv_dtype=formats.kv)), whole)
 
 
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 12])
 def test_neighbours_do_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_rows: int
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, num_rows: int
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, formats.products).forward
     prompts = [tokens(3 + 17 * index % 200, seed=index) for index in range(num_rows)]
     nexts = tokens(num_rows, seed=99)
 
@@ -128,60 +139,72 @@ def test_neighbours_do_not_change_a_bit(
         decode = [row(len(prompts[i]), [nexts[i]], table_of(i, 16), num_logits=1) for i in members]
         return [prefill, decode]
 
-    together = run(forward, config, 16, *steps(list(range(num_rows))))
+    together = run(forward, config, 16, *steps(list(range(num_rows))), kv_dtype=formats.kv)
     for index in range(num_rows):
-        alone = run(forward, config, 16, *steps([index]))
+        alone = run(forward, config, 16, *steps([index]), kv_dtype=formats.kv)
         for shared, single in zip(together, alone, strict=True):
             assert torch.equal(shared[index], single[0])
 
 
 @pytest.mark.parametrize("num_tokens", range(1, 65))
 def test_the_number_of_rows_of_a_product_does_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_tokens: int
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, num_tokens: int
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 1, dtype).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 1, formats.products).forward
     prompt = tokens(64, seed=5)
-    (whole,) = run(forward, config, 16, [row(0, prompt, table_of(0, 16), num_logits=64)])
-    (part,) = run(forward, config, 16, [row(0, prompt[:num_tokens], table_of(0, 16), num_logits=num_tokens)])
+    (whole,) = run(forward, config, 16, [row(0, prompt, table_of(0, 16), num_logits=64)], kv_dtype=formats.kv)
+    (part,) = run(
+        forward, config, 16, [row(0, prompt[:num_tokens], table_of(0, 16), num_logits=num_tokens)], kv_dtype=formats.kv
+    )
     assert torch.equal(part, whole[:num_tokens])
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 5])
 def test_threads_do_not_change_a_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, num_threads: int
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, num_threads: int
 ) -> None:
     config, weights = llama
     step = [row(0, tokens(70 + i, seed=i), table_of(i, 16), num_logits=2) for i in range(3)]
-    (one,) = run(NativeDecoder(config, weights, MAX_LEN, 1, dtype).forward, config, 16, step)
-    (many,) = run(NativeDecoder(config, weights, MAX_LEN, num_threads, dtype).forward, config, 16, step)
+    (one,) = run(
+        NativeDecoder(config, weights, MAX_LEN, 1, formats.products).forward, config, 16, step, kv_dtype=formats.kv
+    )
+    (many,) = run(
+        NativeDecoder(config, weights, MAX_LEN, num_threads, formats.products).forward,
+        config,
+        16,
+        step,
+        kv_dtype=formats.kv,
+    )
     assert torch.equal(one, many)
 
 
 def test_instruction_sets_agree_to_the_bit(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype, monkeypatch: pytest.MonkeyPatch
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, weights = llama
     step = [row(0, tokens(130, seed=8), table_of(0, 8), num_logits=130)]
     results = []
     for variant in usable_variants():
         monkeypatch.setattr(library, "load", lambda variant=variant: library.Library(variant))
-        results += run(NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward, config, 8, step)
+        results += run(
+            NativeDecoder(config, weights, MAX_LEN, 2, formats.products).forward, config, 8, step, kv_dtype=formats.kv
+        )
     assert results
     assert all(torch.equal(result, results[0]) for result in results)
 
 
 def test_unwritten_slots_of_a_block_are_never_read(
-    llama: tuple[DecoderConfig, DecoderWeights], dtype: WeightsDtype
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats
 ) -> None:
     config, weights = llama
-    forward = NativeDecoder(config, weights, MAX_LEN, 2, dtype).forward
+    forward = NativeDecoder(config, weights, MAX_LEN, 2, formats.products).forward
     rows = [row(0, tokens(37, seed=3), table_of(0, 64), num_logits=37)]
-    (clean,) = run(forward, config, 64, rows)
-    poisoned = storage(config, 64)
+    (clean,) = run(forward, config, 64, rows, kv_dtype=formats.kv)
+    poisoned = storage(config, 64, formats.kv)
     for index in range(config.num_layers):
         for pool in poisoned.layer(index):
-            pool.fill_(float("nan"))
+            pool.view(torch.uint8).fill_(255)  # NaN in fp32
     assert torch.equal(forward(build_batch(rows, 64, CPU), poisoned), clean)
 
 

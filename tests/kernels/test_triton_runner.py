@@ -82,6 +82,7 @@ def llm(folder: Path, runner: Any, **config: Any) -> LLM:
         weights_digest="",
         tokenizer_digest="",
         dtype="float32",
+        kv_dtype="float32",
         device="cpu",
         kernels=runner.decoder.kernels,
     )

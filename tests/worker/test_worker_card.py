@@ -33,7 +33,7 @@ async def test_the_card_says_what_a_gateway_needs(tmp_path: Path) -> None:
     assert (kept.alias, kept.vocab_size, kept.max_model_len) == ("public", 260, 8192)
     assert (kept.eos_token, kept.eos_token_ids, kept.bos_token) == ("<|end|>", [256], None)
     assert kept.chat_template is not None
-    assert kept.profile == profile_of(llm.info) == "weights=fake-1;device=none;dtype=none;kernels=fake-1;tp=1"
+    assert kept.profile == profile_of(llm.info) == "weights=fake-1;device=none;dtype=none;kv=none;kernels=fake-1;tp=1"
     encoded = Tokenizer.from_str(blobs.get(kept.tokenizer_blob).decode()).encode("<|user|>hé")
     assert encoded.ids == llm.tokenizer.encode("<|user|>hé") == [257, 104, 195, 169]
 
