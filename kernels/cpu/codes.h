@@ -1,5 +1,5 @@
-// Rows of activations as int8: x[m, k] = code[m, k] * scale[m, k / 64], the nearest of 255 steps of each group of 64.
-// A group is a function of its own 64 numbers, never of other rows.
+// Rows of activations as int8: x[m, k] = code[m, k] * scale[m, k / 32], the nearest of 255 steps of each group of 32.
+// A group is a function of its own numbers, never of other rows.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace ms {
 
-constexpr int CODE_GROUP = 64;
+constexpr int CODE_GROUP = 32;
 
 // Codes of n numbers, n a multiple of 16, and their sum; returns the scale: x[i] = codes[i] * scale, to the nearest of 255
 // steps. A number that is not finite makes the scale NaN, and so everything that is computed from it.
@@ -43,7 +43,7 @@ class Codes {
     void resize(long rows, int k) {
         k_ = k;
         groups_ = (k + CODE_GROUP - 1) / CODE_GROUP;
-        codes_.resize(rows * groups_ * CODE_GROUP + 64);
+        codes_.resize(rows * groups_ * CODE_GROUP);
         scales_.resize(rows * groups_);
         offsets_.resize(rows * groups_);
     }

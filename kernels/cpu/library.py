@@ -13,7 +13,7 @@ import torch
 from kernels.cpu.build import BuildUnavailable, Variant, build, usable_variants
 
 PANEL = 32  # columns of a packed panel
-CODE_GROUP = 64  # numbers of a row that share a scale in an int8 product
+CODE_GROUP = 32  # numbers of a row that share a scale in an int8 product
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48  # query heads of one KV head
 
@@ -108,7 +108,7 @@ class Library:
         return packed
 
     def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[out, in] int8, scales [out, 1] fp32 -> uint8 [ceil(out / 32), ceil(in / 64) * 16, 32, 4], scales
+        """[out, in] int8, scales [out, 1] fp32 -> uint8 [ceil(out / 32), ceil(in / 32) * 8, 32, 4], scales
         [ceil(out / 32) * 32]; a byte is the value + 128, what is beyond `out` and `in` is a zero.
         """
         out_size, in_size = values.shape

@@ -1,6 +1,6 @@
-// y[m, n] = weight_scale[n] * sum_g scale[m, g] * (sum_k code[m, k] * w[n, k] over the 64 k of group g)
+// y[m, n] = weight_scale[n] * sum_g scale[m, g] * (sum_k code[m, k] * w[n, k] over the 32 k of group g)
 //
-// The inner sums are integers, below 2^21 and therefore exact; the outer one is a chain of fused multiply-adds over
+// The inner sums are integers, below 2^20 and therefore exact; the outer one is a chain of fused multiply-adds over
 // g = 0, 1, 2, ... So y's bits depend on row m and column n alone, never on how many rows there are, which thread has
 // them, or the instruction set.
 //

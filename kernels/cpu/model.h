@@ -15,7 +15,7 @@ struct Layer {
     Matrix qkv;                          // rows: query heads, key heads, value heads
     const float* qkv_bias;               // may be null
     Matrix attention_out;
-    Matrix gate_up;                      // gate's panels, then up's, each padded to whole groups of 64 columns
+    Matrix gate_up;                      // gate's panels, then up's, each padded to whole groups of 32 columns
     Matrix down;
     const float *cosine, *sine;          // [max_model_len][rotary_dim / 2]
     int window;                          // how many positions back a query sees, itself included; 0: all

@@ -6,7 +6,7 @@ import torch
 
 from kernels.quant_matmul.weights import QuantizedWeight, dequantize
 
-CODE_GROUP = 64  # inputs of a row that share a scale where activations are int8 too
+CODE_GROUP = 32  # inputs of a row that share a scale where activations are int8 too
 
 
 def quant_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
@@ -15,7 +15,7 @@ def quant_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
 
 
 def coded_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """The product of the native CPU path, in fp64: x is first rounded to the nearest of 255 steps of each group of 64
+    """The product of the native CPU path, in fp64: x is first rounded to the nearest of 255 steps of each group of 32
     inputs of each row, so that a group's sum is one of integers. x: [rows, in] fp32 -> [rows, out]; 8-bit weights.
     """
     rows, num_inputs = x.shape
