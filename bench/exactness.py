@@ -1,6 +1,7 @@
 """Tokens never change: one matrix of what may share an engine with a request, against the request alone.
 
     python -m bench.exactness [--model NAME] [--kernels auto|torch] [--dtype auto|int8] [--kv-cache-dtype auto|int8]
+        [--tokens 24] [--speculative all|ngram,suffix,self,draft]
 
 Each cell is one condition (batch, chunk, block size, cache, small pool, swap, aborts, continuation, ...) with one kind
 of request (greedy, seeded, penalties, stops, n = 4, ...) over prompts of many lengths. Compared with the same request
@@ -27,11 +28,13 @@ from engine import LLM, EngineConfig, SamplingParams
 from engine.collector import Collector
 from engine.config import LoadedModel
 from engine.kv_storage import block_bytes
+from engine.models.draft import DraftModel, load_draft_model
 from engine.noise import gumbel_noise_of
 from engine.outputs import Choice, RequestOutput
 from engine.processors import processed
-from engine.runner import GIB, TorchRunner, load_runner
+from engine.runner import GIB, TorchRunner, load_runner, speculate
 from engine.sequence import Request, Sequence
+from engine.weights import resolve
 
 CORPUS = Path(__file__).parent / "corpus"
 LENGTHS = (1, 7, 15, 16, 17, 33, 64, 130, 300)  # prompt tokens: at and beside the borders of blocks
@@ -83,6 +86,8 @@ class Report:
     preemptions: int = 0
     swaps: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     first: list[str] = field(default_factory=list)
 
 
@@ -99,6 +104,7 @@ class Bench:
         self._tokenizer = loaded.tokenizer
         self.num_tokens = num_tokens
         self.report = Report()
+        self._draft_models: dict[str, DraftModel | None] = {}
 
     def engine(self, **changes: Any) -> LLM:
         """A cold engine over the same weights."""
@@ -114,7 +120,17 @@ class Bench:
             // block_bytes(decoder.config, config.block_size, self._kv_dtype),
             dtype=self._kv_dtype,
         )
+        speculate(runner, config, self._draft_model(config))
         return LLM(LoadedModel(runner=runner, tokenizer=self._tokenizer, info=self._loaded.info), config)
+
+    def _draft_model(self, config: EngineConfig) -> DraftModel | None:
+        """Loaded once for all engines."""
+        name = config.speculative or ""
+        if name not in self._draft_models:
+            assert isinstance(self._loaded.runner, TorchRunner)
+            model = load_draft_model(resolve(self._model), self._loaded.runner.decoder, config)
+            self._draft_models[name] = model
+        return self._draft_models[name]
 
     def prompts(self) -> list[list[int]]:
         text = "\n".join(path.read_text() for path in sorted(CORPUS.glob("*.txt")))
@@ -291,6 +307,14 @@ def carried_on(bench: Bench, cases: list[Case]) -> tuple[LLM, list[RequestOutput
     return llm, continued(llm, cases)
 
 
+def carried_on_with(**changes: Any) -> Condition:
+    def run(bench: Bench, cases: list[Case]) -> tuple[LLM, list[RequestOutput]]:
+        llm = bench.engine(**changes)
+        return llm, continued(llm, cases)
+
+    return run
+
+
 def conditions() -> Iterator[tuple[str, Condition]]:
     yield "alone", alone_again
     yield "batch", together()
@@ -309,6 +333,32 @@ def conditions() -> Iterator[tuple[str, Condition]]:
     yield "continued", carried_on
 
 
+def speculative_conditions(proposers: list[str], draft: str) -> Iterator[tuple[str, Condition]]:
+    """Each proposer in company, in turns with prefill, under pressure, over cached prefixes and as a continuation.
+
+    `draft`: a model that drafts; the target itself shows all that is accepted, its int8 copy what is rejected, too.
+    """
+    for proposer in proposers:
+        given = {"speculative": proposer, "num_speculative_tokens": 4, "speculative_adaptive": False}
+        if proposer == "draft":
+            given["speculative_model"] = draft
+        yield f"{proposer}-batch", together(**given)
+        yield f"{proposer}-arriving", together(every=2, **given)
+        yield f"{proposer}-adaptive", together(every=2, **{**given, "speculative_adaptive": True})
+        yield f"{proposer}-chunk-40", together(max_num_batched_tokens=40, max_num_seqs=16, **given)
+        yield f"{proposer}-cache", together(enable_prefix_caching=True, block_size=8, **given)
+        yield f"{proposer}-recompute", together(num_kv_blocks=34, preemption_mode="recompute", **given)
+        yield f"{proposer}-swap", together(num_kv_blocks=34, preemption_mode="swap", swap_space=0.2, **given)
+        yield f"{proposer}-continued", carried_on_with(**given)
+
+
+def wanted(speculative: str | None, model: str) -> Iterator[tuple[str, Condition]]:
+    if speculative is None:
+        return conditions()
+    proposers = ["ngram", "suffix", "self", "draft"] if speculative == "all" else speculative.split(",")
+    return speculative_conditions(proposers, draft=model)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exactness", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
@@ -316,6 +366,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=["auto", "float32", "int8"], default="auto")
     parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--speculative", help="only this: proposers by name, or all, each against none")
     options = parser.parse_args()
     bench = Bench(
         options.model,
@@ -328,7 +379,7 @@ def main() -> int:
     began = time.monotonic()
     for kind, params in KINDS.items():
         cases = bench.cases(params)
-        for name, condition in conditions():
+        for name, condition in wanted(options.speculative, options.model):
             before = report.mismatches
             llm, outputs = condition(bench, cases)
             bench.compare(f"{name}/{kind}", cases, outputs)
@@ -336,6 +387,8 @@ def main() -> int:
             report.preemptions += stats.num_preempted_recompute
             report.swaps += stats.num_preempted_swap
             report.cached_tokens += stats.num_prefix_hit_tokens
+            report.drafted_tokens += stats.num_drafted_tokens
+            report.accepted_tokens += stats.num_accepted_tokens
             verdict = "equal" if report.mismatches == before else "MISMATCH"
             print(f"{kind:>12}  {name:<22} {verdict}", flush=True)
     for line in report.first:

@@ -4,7 +4,7 @@ Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 
 four 32-bit words without any state. A sequence can therefore stop, move and go on with the noise it would have had.
 
     key      = seed, low word and high word
-    counter  = (token id / 4, output index, choice, 0); the token takes word (token id % 4)
+    counter  = (token id / 4, output index, choice, use); the token takes word (token id % 4); draws are use 0
 
 A word w becomes v in (0, 1) and then Gumbel noise g = -log(-log(1 - v)), whose large values are the fine-grained ones:
 argmax over tokens of logit + T * g is a draw from softmax(logit / T). The smaller the word, the larger the noise.
@@ -36,6 +36,7 @@ class DrawKey(NamedTuple):
     seed: int
     choice: int
     output_index: int
+    use: int = 0  # other randomness at the same place
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: Key) -> tuple[Words, Words, Words, Words]:
@@ -65,7 +66,7 @@ def noise_words(key: DrawKey, num_tokens: int) -> Words:
     right = key.choice * int(_MULTIPLIERS[1])
     x0 = np.full_like(low_product, (right >> 32) ^ key.output_index ^ low)
     x1 = np.full_like(low_product, right & _MASK)
-    x2 = high_product ^ np.uint64(high)
+    x2 = high_product ^ np.uint64(high ^ key.use)
     x3 = low_product.copy()
     lefts, rights = np.empty_like(x0), np.empty_like(x0)
     for _ in range(_NUM_ROUNDS - 1):
@@ -92,16 +93,16 @@ def _first_products(num_groups: int) -> tuple[npt.NDArray[np.uint64], npt.NDArra
 
 def words_at(keys: list[DrawKey], draws: npt.NDArray[np.int64], token_ids: npt.NDArray[np.int64]) -> Words:
     """For each i the word of token token_ids[i] under keys[draws[i]]: [len(token_ids)]."""
-    low, high, index, choice = (
+    low, high, index, choice, use = (
         np.array(
-            [(key.seed & _MASK, (key.seed >> 32) & _MASK, key.output_index, key.choice) for key in keys],
+            [(key.seed & _MASK, (key.seed >> 32) & _MASK, key.output_index, key.choice, key.use) for key in keys],
             dtype=np.uint64,
         )
-        .reshape(-1, 4)[draws]
+        .reshape(-1, 5)[draws]
         .T
     )
-    zero = np.zeros(1, dtype=np.uint32)
-    counter = ((token_ids // 4).astype(np.uint32), index.astype(np.uint32), choice.astype(np.uint32), zero)
+    index, choice, use = (each.astype(np.uint32) for each in (index, choice, use))
+    counter = ((token_ids // 4).astype(np.uint32), index, choice, use)
     words = np.stack(philox(counter, (low, high)))
     return words[token_ids % 4, np.arange(len(token_ids))]
 

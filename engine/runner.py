@@ -12,12 +12,15 @@ import torch
 
 from engine.batch import build_batch
 from engine.beam_sampler import answer
-from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel, ModelInfo
+from engine.config import EngineConfig, LoadedModel, ModelInfo
+from engine.drafter import Drafter
 from engine.errors import DeviceFailed, InvalidConfig
 from engine.guided.look_ahead import LookAhead
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
+from engine.models.draft import DraftModel, load_draft_model
 from engine.models.load import AnyDecoder, load_decoder
 from engine.plan import Plan, Runner, StepResult
+from engine.rejection_sampler import reject
 from engine.row_places import draws_of, prompt_logprobs
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
@@ -53,6 +56,8 @@ class TorchRunner:
         self.block_size, self.num_kv_blocks, self.num_host_slots = block_size, num_kv_blocks, num_host_slots
         self.decoder = decoder
         self._look_ahead = LookAhead()
+        self._drafter: Drafter | None = None
+        self._rejects = False
         self._kv = KVStorage(decoder.config, block_size, num_kv_blocks, num_host_slots, dtype, decoder.device)
 
     def execute(self, plan: Plan) -> StepResult:
@@ -66,13 +71,21 @@ class TorchRunner:
         self._kv.apply(plan)
         if not plan.rows:
             return StepResult([])
+        draft_seconds, draft_logits = self._drafter.draft(plan) if self._drafter is not None else (0.0, {})
         batch = build_batch(plan.rows, self.block_size, self.decoder.device)
         draws = draws_of(plan.rows)
         grammars = self._look_ahead.begin([draw.sequence for draw in draws])
         logits = self.decoder.forward(batch, self._kv)
         if grammars is not None:
             grammars.result()
-        return StepResult(answer(logits, draws), prompt_logprobs(plan.rows, logits))
+        samples = answer(logits, draws)
+        if self._rejects:
+            samples = reject(logits, plan.rows, samples, draft_logits)
+        return StepResult(samples, prompt_logprobs(plan.rows, logits), draft_seconds=draft_seconds)
+
+    def speculate(self, drafter: Drafter | None, *, rejects: bool) -> None:
+        """Before the first plan: who makes the proposals of rows that do not hold them, and how all are verified."""
+        self._drafter, self._rejects = drafter, rejects
 
 
 def load_runner(model: str, config: EngineConfig) -> LoadedModel:
@@ -80,7 +93,6 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
 
     Raises ModelLoadError for a model that cannot be used, InvalidConfig for settings that do not fit it.
     """
-    _check_speculation(config)
     log.info("loading %s", model)
     folder = resolve(model)
     device = _device(config)
@@ -94,6 +106,8 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     make_runner = _cuda_runner if device.type == "cuda" else _cpu_runner
     kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
     runner = make_runner(decoder, max_model_len, config, kv_dtype)
+    draft = load_draft_model(folder, decoder, config)
+    speculate(runner, config, draft)
     tokenizer = Tokenizer(folder)
     log.info("loaded %s from %s: %s on %s", model, folder, dtype, device)
     return LoadedModel(
@@ -111,16 +125,18 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             device=str(device),
             kernels=decoder.kernels,
             chat_template=tokenizer.chat_template_source,
+            max_draft_len=None if draft is None else draft.max_len,
         ),
     )
 
 
-def _check_speculation(config: EngineConfig) -> None:
-    """What is promised but not built yet is refused by name."""
-    if config.speculative in MODEL_PROPOSERS:
-        raise InvalidConfig("speculative", f"{config.speculative} is not supported yet; use ngram or suffix")
-    if config.speculative_verification != "coupled":
-        raise InvalidConfig("speculative_verification", "rejection is not supported yet; use coupled")
+def speculate(runner: Runner, config: EngineConfig, draft: DraftModel | None) -> None:
+    """Gives the runner what speculation needs beside the scheduler. Raises InvalidConfig for what it cannot do."""
+    rejects = config.speculative_verification == "rejection"
+    if isinstance(runner, TorchRunner):
+        runner.speculate(None if draft is None else draft.drafter(runner._kv, config), rejects=rejects)
+    elif rejects:
+        raise InvalidConfig("speculative_verification", "rejection is not built for a GPU yet; use coupled")
 
 
 def _device(config: EngineConfig) -> torch.device:

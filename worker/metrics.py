@@ -42,6 +42,12 @@ _COUNTERS: dict[str, tuple[str, str | None, dict[str, Callable[[EngineStats], in
         "recompute": lambda stats: stats.num_preempted_recompute,
         "swap": lambda stats: stats.num_preempted_swap,
     }),
+    "spec_decode_num_draft_tokens": ("Proposed tokens that were verified", None, {
+        "": lambda stats: stats.num_drafted_tokens,
+    }),
+    "spec_decode_num_accepted_tokens": ("Proposed tokens that were accepted", None, {
+        "": lambda stats: stats.num_accepted_tokens,
+    }),
     "swap_blocks": ("KV blocks moved", "direction", {
         "out": lambda stats: stats.num_swapped_out_blocks,
         "in": lambda stats: stats.num_swapped_in_blocks,

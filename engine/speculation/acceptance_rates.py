@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 _FIRST_GUESS = 0.6  # of a grade never seen
 _GUESS_WEIGHT = 2.0  # in observations
-_GRADE_WEIGHT = 4.0  # of a grade's rate beside a sequence's own, in observations
-_GRADE_KEEP, _SEQUENCE_KEEP = 0.99, 0.9  # what an observation leaves of the weight of those before it
+_GRADE_WEIGHT = 8.0  # of a grade's rate beside a sequence's own, in observations
+_GRADE_KEEP, _SEQUENCE_KEEP = 0.995, 0.95  # what an observation leaves of the weight of those before it
 
 
 @dataclass(slots=True)

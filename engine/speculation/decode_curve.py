@@ -61,11 +61,15 @@ class DecodeCurve:
 
 
 def _slope(known: list[_Point]) -> float:
-    """Seconds for each token more, over all that is known; of a single point, as if half of it were fixed."""
-    first, last = known[0], known[-1]
-    if first is last:
-        return first.seconds / first.num_tokens / 2
-    return max(0.0, last.seconds - first.seconds) / (last.num_tokens - first.num_tokens)
+    """Seconds for each token more: over all that is known, or between its last two points where that is steeper.
+
+    Of a single point, as if half of it were fixed.
+    """
+    last = known[-1]
+    if len(known) == 1:
+        return last.seconds / last.num_tokens / 2
+    slopes = [(last.seconds - each.seconds) / (last.num_tokens - each.num_tokens) for each in (known[0], known[-2])]
+    return max(0.0, *slopes)
 
 
 def _interpolated(known: list[_Point], index: int, num_tokens: int, slope: float) -> float:

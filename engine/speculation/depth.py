@@ -27,26 +27,38 @@ class DepthChooser:
         self.is_on = False
 
     def choose(self, offers: list[Offer], most: int, seconds: list[float], seconds_per_depth: float) -> list[int]:
-        """K for each sequence, at most `most` in all.
-
-        seconds[m]: of a step that verifies m proposals, as far as known; `seconds_per_depth`: what drafting takes for
-        each proposal of the sequence that has the most of them.
-        """
-        gains = _gains(offers)[: min(most, len(seconds) - 1)]
-        num_tokens, deepest, num_best = float(len(offers)), 0, 0
-        best = num_tokens / seconds[0] * (1.0 if self.is_on else _START_MARGIN)
-        for num_proposals, (gain, place, _) in enumerate(gains, start=1):
-            num_tokens += gain
-            deepest = max(deepest, place)
-            rate = num_tokens / (seconds[num_proposals] + deepest * seconds_per_depth)
-            if rate > best:
-                best, num_best = rate, num_proposals
-        depths = [0] * len(offers)
-        for _, place, index in gains[:num_best]:
-            depths[index] = max(depths[index], place)
-        if gains:
-            self.is_on = num_best > 0
+        """K for each sequence, at most `most` in all; as `best_depths` has it."""
+        margin = 1.0 if self.is_on else _START_MARGIN
+        depths = best_depths(offers, most, seconds, seconds_per_depth, margin=margin)
+        if any(offer.num_tokens for offer in offers):
+            self.is_on = any(depths)
         return depths
+
+
+def best_depths(
+    offers: list[Offer], most: int, seconds: list[float], seconds_per_depth: float, *, margin: float = 1.0
+) -> list[int]:
+    """K for each sequence, at most `most` in all; none where they do not give `margin` times the tokens a second.
+
+    seconds[m]: of a step that verifies m proposals, as far as known; `seconds_per_depth`: what drafting takes for each
+    proposal of the sequence that has the most of them. Where it takes any, each depth is weighed by itself.
+    """
+    gains = _gains(offers)
+    deepest = max((place for _, place, _ in gains), default=0)
+    best = len(offers) / seconds[0] * margin
+    chosen: list[tuple[float, int, int]] = []
+    for depth in range(1, deepest + 1) if seconds_per_depth else (deepest,):
+        allowed = [gain for gain in gains if gain[1] <= depth][: min(most, len(seconds) - 1)]
+        num_tokens, drafting = float(len(offers)), depth * seconds_per_depth
+        for num_proposals, (gain, _, _) in enumerate(allowed, start=1):
+            num_tokens += gain
+            rate = num_tokens / (seconds[num_proposals] + drafting)
+            if rate > best:
+                best, chosen = rate, allowed[:num_proposals]
+    depths = [0] * len(offers)
+    for _, place, index in chosen:
+        depths[index] = max(depths[index], place)
+    return depths
 
 
 def _gains(offers: list[Offer]) -> list[tuple[float, int, int]]:

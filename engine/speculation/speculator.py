@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from engine.speculation.acceptance_rates import AcceptanceRates
 from engine.speculation.counts import SpeculationCounts
-from engine.speculation.depth import DepthChooser, Offer
+from engine.speculation.depth import DepthChooser, Offer, best_depths
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import Proposal
 from engine.speculation.suffix import SuffixProposer
@@ -117,7 +117,10 @@ class Speculator:
             return self._chooser.choose(offers, most, seconds, 0.0)
         if costs.seconds_per_draft is None:
             return _in_order([offer._replace(num_tokens=min(1, offer.num_tokens)) for offer in offers], most)
-        return self._retried(offers, self._chooser.choose(offers, most, seconds, costs.seconds_per_draft))
+        depths = self._chooser.choose(offers, most, seconds, costs.seconds_per_draft)
+        certain = [offer._replace(rate=1.0) for offer in offers]
+        could_pay = any(depths) or any(best_depths(certain, most, seconds, costs.seconds_per_draft))
+        return self._retried(offers, depths) if could_pay else depths
 
     def _retried(self, offers: list[Offer], depths: list[int]) -> list[int]:
         """Where a model has long drafted nothing, nobody knows whether it would be right by now: one draft tells."""

@@ -26,7 +26,15 @@ PROMPTS = [
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"max_num_batched_tokens": 9, "max_num_seqs": 9}, {"num_kv_blocks": 20, "num_host_slots": 9}]
+    "changes",
+    [
+        {},
+        {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+        {"num_kv_blocks": 20, "num_host_slots": 9},
+        {"speculative": "ngram", "speculative_adaptive": False},
+        {"speculative": "suffix", "speculative_adaptive": False, "num_kv_blocks": 20, "num_host_slots": 9},
+        {"speculative": "suffix", "speculative_adaptive": False, "max_num_batched_tokens": 18},
+    ],
 )
 def test_each_equals_solo_beside_the_others(any_tiny: LoadedModel, changes: dict[str, Any]) -> None:
     engine = Trial(any_tiny, **changes)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from engine import LLM, EngineConfig, SamplingParams
 from engine.collector import Collector
 from engine.config import LoadedModel
 from engine.kv_storage import block_bytes
+from engine.models.draft import load_draft_model
 from engine.outputs import RequestDelta, RequestOutput
-from engine.runner import GIB, TorchRunner
+from engine.runner import GIB, TorchRunner, speculate
 from tests.engine import invariants
 
 BLOCK = 8
@@ -27,7 +29,8 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 class Trial:
     """One engine with the weights of `loaded`, a pool and a cache of its own; every step is followed by a check."""
 
-    def __init__(self, loaded: LoadedModel, **changes: Any) -> None:
+    def __init__(self, loaded: LoadedModel, *, folder: Path | None = None, **changes: Any) -> None:
+        """`folder`: of the model, where something beside it must be loaded, as a drafter is."""
         settings = {"block_size": BLOCK, "num_kv_blocks": 128, "max_num_seqs": 16, **changes}
         num_host_slots = settings.pop("num_host_slots", 0)
         assert isinstance(loaded.runner, TorchRunner)
@@ -44,7 +47,11 @@ class Trial:
             dtype=dtype,
         )
         self.loaded = loaded
-        info = replace(loaded.info, max_model_len=runner.max_model_len)
+        draft = load_draft_model(folder or Path(), decoder, config)
+        speculate(runner, config, draft)
+        info = replace(
+            loaded.info, max_model_len=runner.max_model_len, max_draft_len=None if draft is None else draft.max_len
+        )
         self.llm = LLM(LoadedModel(runner=runner, tokenizer=loaded.tokenizer, info=info), config)
         self.collectors: dict[str, Collector] = {}
         self.deltas: dict[str, list[RequestDelta]] = {}
