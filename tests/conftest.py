@@ -115,4 +115,6 @@ def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     client.create_bucket(Bucket=BUCKET)
     for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ()):
         client.delete_object(Bucket=BUCKET, Key=item["Key"])
+    for upload in client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", ()):
+        client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
     return client

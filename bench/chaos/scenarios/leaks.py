@@ -71,9 +71,9 @@ async def _round(site: Site, record: Record, size: int) -> None:
     await _hang_up(site, NUM_HANG_UPS)
     cancelled = [f"/v1/jobs/{job_id}/cancel" for job_id in list(ledger.told)[-NUM_LONG - size // 10 : -1 : 5]]
     await ask_many(str(site.http.base_url), "POST", cancelled)
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while await site.unfinished():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.25)  # a look goes through all keys
     ends = await _ends(site)
     record.jobs += len(ends)
     record.lost += sum(f"job.{ends.get(job_id)}" not in MAY_END for job_id in ledger.told)
