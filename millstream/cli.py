@@ -20,7 +20,7 @@ _COMMANDS = {
     "pipelines": "The steps of runs (bulk summarization).",
     "submit": "Submits a job and, unless told otherwise, streams its text.",
     "jobs": "Lists jobs, or shows one.",
-    "dead-letters": "Jobs that lost three workers: lists them, or makes new jobs of them.",
+    "dead-letters": "Jobs whose workers died: lists them, or makes new jobs of them.",
     "lanes": "Lanes of the queue: lists them, adds one, closes, opens, pauses or resumes one.",
     "summarize": "Summarizes documents through the queue.",
     "plan": "How many sequences of a model fit a GPU.",

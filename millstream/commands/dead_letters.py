@@ -25,7 +25,7 @@ def dead_letters(
     *,
     all: Annotated[bool, Parameter(negative="")] = False,
 ) -> int:
-    """Jobs that failed because they lost three workers: lists them, or makes new jobs of them.
+    """Jobs that failed because workers died while they ran them: lists them, or makes new jobs of them.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""`millstream dead-letters`: what lost three workers is listed, and made a new job of, once."""
+"""`millstream dead-letters`: what was taken for poison is listed, and made a new job of, once."""
 
 from __future__ import annotations
 
