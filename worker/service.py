@@ -158,6 +158,7 @@ class Worker:
                 consumer.stop()
                 await asyncio.wait([claiming])
                 await drain(bridge, drain_seconds=self._settings.drain_seconds, hurry=stopping.hurry)
+                log.info("drained: %d tokens were generated here", self.stats.num_generated_tokens)
             finally:
                 await asyncio.to_thread(self._leases.stop)
                 await self._end_tasks()

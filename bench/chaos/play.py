@@ -19,7 +19,7 @@ from infra.embedded import bundled_binary
 from millstream.tether import VARIABLE as TETHER
 from millstream.tether import tether
 
-SHORT_SECONDS, FULL_SECONDS = 90.0, 1500.0  # of one scenario, at most
+SHORT_SECONDS, FULL_SECONDS = 150.0, 1500.0  # of one scenario, at most
 
 
 def binary_of(server: str) -> Path:
