@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from engine.plan import Row
@@ -35,11 +34,10 @@ def build_batch(rows: list[Row], block_size: int, device: torch.device) -> Batch
         block_tables=[row.block_table for row in rows],
         block_size=block_size,
     )
-    positions = np.concatenate([np.arange(row.start, row.end) for row in rows])
     return Batch(
         token_ids=_int64([token_id for row in rows for token_id in row.token_ids], device),
-        positions=_int64(positions, device),
-        slots=_int64(np.concatenate([_slots(row, block_size) for row in rows]), device),
+        positions=_int64([position for row in rows for position in range(row.start, row.end)], device),
+        slots=_int64([slot for row in rows for slot in _slots(row, block_size)], device),
         logit_places=_int64(
             [place for row, end in zip(rows, ends, strict=True) for place in range(end - row.num_logits, end)], device
         ),
@@ -47,10 +45,11 @@ def build_batch(rows: list[Row], block_size: int, device: torch.device) -> Batch
     )
 
 
-def _slots(row: Row, block_size: int) -> npt.NDArray[np.int64]:
-    positions = np.arange(row.start, row.end)
-    return np.array(row.block_table)[positions // block_size] * block_size + positions % block_size
+def _slots(row: Row, block_size: int) -> Iterator[int]:
+    """Plain numbers: most rows are decodes, whose one token is not worth an array."""
+    table = row.block_table
+    return (table[at // block_size] * block_size + at % block_size for at in range(row.start, row.end))
 
 
-def _int64(values: list[int] | npt.NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    return torch.as_tensor(values, dtype=torch.int64).to(device)
+def _int64(values: list[int], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=device)
