@@ -7,8 +7,8 @@ in turn, round by round, one process at a time: nothing else may run on the mach
 lengths of 32 real documents), `bulk32` (pieces of the bench's corpus) or a file; all submitted at once. Besides, the
 first prompt of the first workload alone, 64 tokens. Writes bench/results/peers-<date>.json and prints the table.
 
-Gate: each token of float32 must be transformers' first choice behind those before it, near ties aside; for int8 see
-`python -m bench.perplexity`. Exit code 1 where a token is wrong; missed bars are told, not hidden.
+Gates: each token of float32 must be transformers' first choice behind those before it, near ties aside; int8's
+perplexity must lie within 1% of float32's. Exit code 1 where a gate fails; missed bars are told, not hidden.
 """
 
 from __future__ import annotations
@@ -43,15 +43,21 @@ def main() -> int:
         wanted = [system for system in wanted if system.name in options.systems.split(",")]
     with tempfile.TemporaryDirectory(prefix="millstream-peers-") as scratch:
         workloads = _written(Path(scratch), options.workloads.split(","), options.model)
-        lines = [
+        lines = json.loads(options.add_to.read_text())["lines"] if options.add_to else []
+        lines += [
             line
             for number in range(options.rounds)
             for system in wanted
             if system.is_leading or number == 0
             for line in _measured(system, number, options, workloads, Path(scratch) / "outputs")
         ]
-        gate = _checked(options, workloads, Path(scratch) / "outputs") if "transformers" in peers else []
-    return _tell(options, lines, gate, peers)
+        names = {system.name for system in wanted}
+        gates: dict[str, Any] = {}
+        if options.gates and "transformers" in peers and "millstream-float32" in names:
+            gates["float32_against_transformers"] = _checked(options, workloads, Path(scratch) / "outputs")
+        if options.gates and "millstream-int8" in names:
+            gates["int8_perplexity"] = _perplexity(options.model, Path(scratch) / "perplexity.json")
+    return _tell(options, lines, gates, peers)
 
 
 def _options() -> argparse.Namespace:
@@ -63,6 +69,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m", help="an alias of the catalog")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--under", default="", metavar="COMMAND", help="runs each measured process under this, as nice")
+    parser.add_argument("--add-to", type=Path, help="an earlier report of this machine, whose rounds count as well")
+    parser.add_argument("--gates", action=argparse.BooleanOptionalAction, default=True, help="check the quality too")
     parser.add_argument("--install-only", action="store_true")
     parser.add_argument("--run-seconds", type=float, default=900, help="the longest that one process may take")
     parser.add_argument("--output", type=Path, help="file; bench/results/peers-<date>.json")
@@ -110,7 +118,14 @@ def _checked(options: argparse.Namespace, workloads: dict[str, Path], outputs: P
     return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
 
 
-def _tell(options: argparse.Namespace, lines: list[figures.Line], gate: list[dict[str, Any]], peers: list[str]) -> int:
+def _perplexity(model: str, out: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "bench.perplexity", "--model", model, "--dtype", "int8", "--out", str(out)]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # it fails where the gate is missed, and says so
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found
+
+
+def _tell(options: argparse.Namespace, lines: list[figures.Line], gates: dict[str, Any], peers: list[str]) -> int:
     seconds = figures.seconds_of(lines)
     ratios = figures.ratios_of(seconds)
     report = {
@@ -120,7 +135,7 @@ def _tell(options: argparse.Namespace, lines: list[figures.Line], gate: list[dic
         "model": options.model,
         "seconds": seconds,
         "ratios": ratios,
-        "float32_against_transformers": gate,
+        **gates,
         "lines": lines,
     }
     output = options.output or RESULTS / f"peers-{report['machine']['date']}.json"
@@ -132,9 +147,10 @@ def _tell(options: argparse.Namespace, lines: list[figures.Line], gate: list[dic
             f"{ratio['workload']}: {ratio['ours']} is {ratio['ratio']}x {ratio['theirs']}; "
             f"the bar is {ratio['bar']}x: {verdict}"
         )
-    for found in gate:
-        print(f"{found['workload']}: float32 against transformers: {found}")
-    return 1 if any(found["wrong"] for found in gate) else 0
+    for name, found in gates.items():
+        print(f"{name}: {json.dumps(found)}")
+    wrong = any(found["wrong"] for found in gates.get("float32_against_transformers", []))
+    return 1 if wrong or not gates.get("int8_perplexity", {"passes": True})["passes"] else 0
 
 
 if __name__ == "__main__":

@@ -87,7 +87,8 @@ def _install_vllm(into: Path) -> None:
 
 def _install_llama(into: Path) -> None:
     if not _has(into, "llama", "llama_cpp"):
-        _run([*_environment(into, "llama", "llama.cpp, compiled here, about 10 minutes"), "install", LLAMA])
+        pip = _environment(into, "llama", "llama.cpp, compiled for this processor, about 10 minutes")
+        _run([*pip, "install", LLAMA], {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"})  # images are not asked for
 
 
 def _install_transformers(into: Path) -> None:
@@ -141,7 +142,7 @@ def _environment(into: Path, peer: str, what: str) -> list[str]:
     return [str(python_of(into, peer)), "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, env=bare_environment(), check=False)
+def _run(command: list[str], variables: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, env=bare_environment() | (variables or {}), check=False)
     if done.returncode:
         sys.exit(f"peers: failed ({done.returncode}): {' '.join(command)}")
