@@ -60,8 +60,10 @@ bench: setup ## the engine's figures: claims, exactness, sampler, a workload
 	$(BIN)/python -m bench.sampler
 	$(BIN)/python -m bench.exactness
 
-bench-peers: setup ## ours and the peers on the same work, alternately; about an hour the first time, on an idle machine
-	@$(BIN)/python -m bench.peers $(ARGS)
+bench-peers: setup ## ours and the peers on the same work, in turn, cold start, prefixes; about an hour, on an idle machine
+	@code=0
+	for part in "peers $(ARGS)" coldstart prefix steps report; do $(BIN)/python -m bench.$$part || code=1; done
+	exit $$code
 
 kernels-compile: setup ## every Triton kernel for sm_80, sm_90, sm_100 and gfx942, without a GPU; fails where registers spill
 	@$(BIN)/python -m kernels.compile
