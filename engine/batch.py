@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 
-from engine.plan import Row
+from engine.plan import RowShape
 from kernels.paged_attention.rows import PagedRows, RowTensors
 
 
@@ -24,7 +24,7 @@ class Batch:
     row_tensors: RowTensors | None = None  # in a graph: where the rows are read from; `rows` are then their bounds
 
 
-def build_batch(rows: list[Row], block_size: int, device: torch.device) -> Batch:
+def build_batch(rows: Sequence[RowShape], block_size: int, device: torch.device) -> Batch:
     """Raises IndexError for a row whose block table does not cover its tokens."""
     num_tokens = [len(row.token_ids) for row in rows]
     ends = list(accumulate(num_tokens))
@@ -45,7 +45,7 @@ def build_batch(rows: list[Row], block_size: int, device: torch.device) -> Batch
     )
 
 
-def _slots(row: Row, block_size: int) -> Iterator[int]:
+def _slots(row: RowShape, block_size: int) -> Iterator[int]:
     """Plain numbers: most rows are decodes, whose one token is not worth an array."""
     table = row.block_table
     return (table[at // block_size] * block_size + at % block_size for at in range(row.start, row.end))

@@ -21,6 +21,15 @@ Verification = Literal["coupled", "rejection"]
 
 MODEL_PROPOSERS = ("draft", "self")  # those that compute, and so depend on the runner
 
+# What needs tensor_parallel_size 1: field -> (values, what to use instead)
+_ON_ONE_RANK: dict[str, tuple[tuple[str, ...], str]] = {
+    "cpu_kernels": (("native",), "torch or auto"),
+    "dtype": (("int8",), "auto"),
+    "kv_cache_dtype": (("int8",), "auto"),
+    "speculative": (MODEL_PROPOSERS, "ngram or suffix"),
+    "speculative_verification": (("rejection",), "coupled"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -34,6 +43,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: as activations; int8: on the native CPU path
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
+    tensor_parallel_size: int = 1  # devices that share one model: GPUs, or processes of one CPU
     cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own
     num_threads: int | None = None  # of the CPU's arithmetic; None: one for each core
@@ -50,6 +60,7 @@ class EngineConfig:
     max_num_seqs: int = 64  # sequences that run at once
     max_num_batched_tokens: int = 512  # tokens that one step computes, decodes and prefill chunks together
     max_step_seconds: float | None = None  # while anything decodes, prefill chunks are cut to stay under this
+    overlap_scheduling: Literal["auto", "on", "off"] = "auto"  # plan a step while the one before runs; auto: on GPU
     scheduling_policy: Policy = "fcfs"
     priority_seconds: float = 60.0  # policy priority: so many seconds of waiting outweigh one level
 
@@ -74,7 +85,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(name, f"is {value}; give a number above 0, or leave it out")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "num_speculative_tokens"):
             if getattr(self, name) < 1:
                 raise InvalidConfig(name, f"is {getattr(self, name)}; give a number above 0")
         for name in (
@@ -100,6 +111,9 @@ class EngineConfig:
                 f"is {self.max_num_batched_tokens}, under max_num_seqs {self.max_num_seqs}: "
                 "a step could not decode every running sequence; raise it or lower max_num_seqs",
             )
+        for name, (values, instead) in _ON_ONE_RANK.items():
+            if self.tensor_parallel_size > 1 and getattr(self, name) in values:
+                raise InvalidConfig(name, f"is {getattr(self, name)}, which one rank alone can do; use {instead}")
         if self.enable_host_prefix_cache and not (self.enable_prefix_caching and self.swap_space > 0):
             raise InvalidConfig("enable_host_prefix_cache", "needs enable_prefix_caching and a swap_space above 0")
         if self.fake_poison == "":
@@ -133,6 +147,7 @@ class ModelInfo:
     kv_dtype: str
     device: str
     kernels: str  # which arithmetic: part of the numerics profile
+    tensor_parallel_size: int = 1  # likewise
     chat_template: str | None = None
     max_draft_len: int | None = None  # tokens of context of the model that drafts for it, where one does
 

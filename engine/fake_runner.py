@@ -97,6 +97,8 @@ class FakeRunner:
         return result
 
     def _samples(self, row: Row, digests: list[int]) -> list[Sampled]:
+        if row.follows is not None:  # whose token the sequence itself does not have yet
+            return [self._draw(row.sequence.ahead(row.token_ids), digests[-1])]
         if not row.num_proposals:
             return [self._draw(sequence, digests[-1]) for sequence in row.draws]
         return [self._draw(row.sequence.ahead(row.proposals[:place]), digest) for place, digest in enumerate(digests)]

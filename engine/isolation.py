@@ -45,13 +45,21 @@ class IsolatingExecutor:
         except DeviceFailed:
             raise
         except Exception:
-            log.exception("step %d failed; trying its %d rows in parts", plan.step_index, len(plan.rows))
-            self._check_device()
-            rest = self._scheduler.abandon(plan)
-            return rest, self._merged(self._try(rest, 0, len(rest.rows)))
+            return self.recover(plan)
+        self.succeeded(plan)
+        return plan, result
+
+    def succeeded(self, plan: Plan) -> None:
+        """A plan was executed whole."""
         if plan.rows:
             self._num_failures_in_a_row = 0
-        return plan, result
+
+    def recover(self, plan: Plan) -> tuple[Plan, StepResult]:
+        """Call where the plan's execution has just raised. Returns what to commit instead, tried in parts."""
+        log.exception("step %d failed; trying its %d rows in parts", plan.step_index, len(plan.rows))
+        self._check_device()
+        rest = self._scheduler.abandon(plan)
+        return rest, self._merged(self._try(rest, 0, len(rest.rows)))
 
     def _check_device(self) -> None:
         """Tells a request's fault from the device's: a device that still works can copy a block onto itself."""

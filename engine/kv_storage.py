@@ -16,7 +16,7 @@ import torch
 
 from engine.errors import InvalidConfig
 from engine.models.config import ModelShape
-from engine.plan import BlockMove, Plan
+from engine.plan import BlockMove, StepShape
 
 SCALE_BYTES = 4  # fp32
 
@@ -48,7 +48,7 @@ class KVStorage:
         return self._layers[index]
 
     @torch.inference_mode()
-    def apply(self, plan: Plan) -> None:
+    def apply(self, plan: StepShape) -> None:
         """The plan's lists of moves in their order, the moves of one list at once; for a pool in host memory.
 
         Raises IndexError for a block or slot that does not exist; nothing of that list is moved then.

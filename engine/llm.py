@@ -19,12 +19,14 @@ from engine.beams import BeamSearch
 from engine.collector import Collector
 from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel
 from engine.costs import StepCosts, StepSize
-from engine.errors import EngineError, InvalidRequest
+from engine.errors import InvalidRequest
 from engine.guided.compiler import GrammarCompiler
 from engine.held_back import HeldBackStream
 from engine.isolation import IsolatingExecutor
+from engine.launcher import HostLauncher, Launcher
 from engine.outputs import ChoiceDelta, RequestDelta, RequestOutput
 from engine.params import SamplingParams
+from engine.pipeline import StepPipeline
 from engine.plan import BlockMove, Plan, Runner, Sampled, StepResult
 from engine.prompts import bad_word_ids, checked_token_ids, prompt_token_ids
 from engine.scheduler import Scheduler
@@ -79,6 +81,7 @@ class LLM:
         )
         self._has_drafter = self.config.speculative in MODEL_PROPOSERS
         self._executor = IsolatingExecutor(runner, self._scheduler)
+        self._pipeline = StepPipeline(self._scheduler, self._executor, _launcher(runner, self.config))
         self._streams: dict[str, RequestStream] = {}
         self._early: list[RequestDelta] = []  # told by the next step: ends that needed none
         self._totals = Totals()
@@ -125,7 +128,7 @@ class LLM:
             return deltas
         began = self._clock()
         try:
-            plan, result = self._executor.execute(self._plan(began))
+            plan, result = self._pipeline.next(began)
         except BaseException:
             self._scheduler.discard_plan()
             raise
@@ -143,7 +146,7 @@ class LLM:
     def abort(self, request_id: str) -> RequestDelta | None:
         """Ends a request at once and frees its blocks; returns its last delta, None where there is no such request.
 
-        Steps say nothing of it any more.
+        Steps say nothing of it any more. Where steps overlap, the one under way still computes its row, for nobody.
         """
         early = [delta for delta in self._early if delta.request_id == request_id]
         self._early = [delta for delta in self._early if delta.request_id != request_id]
@@ -245,12 +248,6 @@ class LLM:
             request.beams = BeamSearch(request, text if params.stop else None)
         return request
 
-    def _plan(self, now: float) -> Plan:
-        plan = self._scheduler.plan(now)
-        if plan.is_empty:
-            raise EngineError(f"the scheduler found nothing to do for {self._scheduler.num_requests} requests")
-        return plan
-
     def _size(self, plan: Plan) -> StepSize:
         """Of a plan that is not committed yet, which moves its rows on."""
         depths = [row.num_proposals for row in plan.rows]
@@ -304,6 +301,15 @@ def _load(model: str, config: EngineConfig) -> LoadedModel:
     from engine.runner import load_runner
 
     return load_runner(model, config)
+
+
+def _launcher(runner: Runner, config: EngineConfig) -> Launcher | None:
+    """What starts steps without waiting for them; None where steps are not to overlap."""
+    if config.overlap_scheduling == "off":
+        return None
+    if isinstance(runner, Launcher):
+        return runner
+    return HostLauncher(runner) if config.overlap_scheduling == "on" else None
 
 
 def _measured_copy(runner: Runner, clock: Callable[[], float]) -> float | None:

@@ -14,6 +14,8 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Listed
+
     from engine.sequence import Sequence
 
 
@@ -46,10 +48,16 @@ class Row:
     )  # sequences that each draw a token from the last logits (n after a prompt)
     num_proposals: int = 0  # of a decoding row; the sequence then draws at each of the last 1 + n positions
     draft_start: int = 0  # where proposals are a model's to make: so many tokens has it computed
+    follows: int | None = None  # the draw of the step before whose token this row computes; None: the token is known
 
     @property
     def end(self) -> int:
         return self.start + len(self.token_ids)
+
+    @property
+    def num_pending(self) -> int:
+        """How many output tokens its sequence will have got before this row's draw, beside those that it has."""
+        return 0 if self.follows is None else 1
 
     @property
     def num_samples(self) -> int:
@@ -86,6 +94,36 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         return not (self.rows or self.copies or self.swap_out or self.swap_in)
+
+
+class RowShape(Protocol):
+    """What of a row a forward must know: a `Row`, or what another rank was told of one."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def token_ids(self) -> list[int]: ...
+    @property
+    def block_table(self) -> list[int]: ...
+    @property
+    def num_logits(self) -> int: ...
+    @property
+    def follows(self) -> int | None: ...
+
+
+class StepShape(Protocol):
+    """What of a plan a forward must know."""
+
+    @property
+    def rows(self) -> Listed[RowShape]: ...
+    @property
+    def copies(self) -> list[BlockMove]: ...
+    @property
+    def swap_out(self) -> list[BlockMove]: ...
+    @property
+    def swap_in(self) -> list[BlockMove]: ...
 
 
 class TokenLogprob(NamedTuple):

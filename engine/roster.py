@@ -146,6 +146,13 @@ class Roster:
             self.waiting.discard(sequence)
         self._end(sequence, reason, stop_reason, error)
 
+    def note_next_check(self, sequence: Sequence) -> None:
+        """Until so many tokens are computed, a decoding sequence neither fills its block nor ends by length."""
+        sequence.check_at = len(sequence.block_table) * self.pool.block_size
+        max_tokens = sequence.params.max_tokens
+        if max_tokens is not None:
+            sequence.check_at = min(sequence.check_at, sequence.num_prompt_tokens + max_tokens - 1)
+
     def check_integrity(self) -> None:
         """Conservation of blocks and host slots, and agreement of the books; RuntimeError says what broke."""
         running, waiting = list(self.running), self.waiting.sequences()

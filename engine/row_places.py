@@ -31,7 +31,7 @@ def _draws(row: Row, first: int) -> list[Draw]:
     alone.
     """
     if not row.num_proposals:
-        return [Draw(first + row.num_logits - 1, sequence) for sequence in row.draws]
+        return [Draw(first + row.num_logits - 1, sequence, row.num_pending) for sequence in row.draws]
     return [Draw(first + place, _ahead(row.sequence, row.proposals[:place])) for place in range(row.num_logits)]
 
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,12 +22,16 @@ from engine.guided.look_ahead import LookAhead
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.draft import DraftModel, load_draft_model
 from engine.models.load import AnyDecoder, load_decoder
-from engine.plan import Plan, Runner, StepResult
+from engine.plan import Plan, Runner, StepResult, StepShape
 from engine.rejection_sampler import reject
 from engine.row_places import draws_of, prompt_logprobs
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
 from engine.weights.digest import tokenizer_digest, weights_digest
+
+if TYPE_CHECKING:
+    from engine.cuda.runner import CudaRunner
+    from engine.parallel.group import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -72,10 +79,9 @@ class TorchRunner:
         if not plan.rows:
             return StepResult([])
         draft_seconds, draft_logits = self._drafter.draft(plan) if self._drafter is not None else (0.0, {})
-        batch = build_batch(plan.rows, self.block_size, self.decoder.device)
         draws = draws_of(plan.rows)
         grammars = self._look_ahead.begin([draw.sequence for draw in draws])
-        logits = self.decoder.forward(batch, self._kv)
+        logits = self._logits(plan)
         if grammars is not None:
             grammars.result()
         samples = answer(logits, draws)
@@ -87,6 +93,20 @@ class TorchRunner:
         """Before the first plan: who makes the proposals of rows that do not hold them, and how all are verified."""
         self._drafter, self._rejects = drafter, rejects
 
+    def drawn(self, plan: Plan, logits: torch.Tensor | None) -> StepResult:
+        """What comes of the plan's logits."""
+        if logits is None:
+            return StepResult([])
+        return StepResult(answer(logits, draws_of(plan.rows)), prompt_logprobs(plan.rows, logits))
+
+    def forward(self, plan: StepShape) -> torch.Tensor | None:
+        """The plan's moves and its logits [wanted, vocab]; None where it has no rows."""
+        self._kv.apply(plan)
+        return self._logits(plan) if plan.rows else None
+
+    def _logits(self, plan: StepShape) -> torch.Tensor:
+        return self.decoder.forward(build_batch(plan.rows, self.block_size, self.decoder.device), self._kv)
+
 
 def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     """Loads an alias, folder, .gguf file, s3:// or hub id (`engine.weights.resolve`).
@@ -96,16 +116,17 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     log.info("loading %s", model)
     folder = resolve(model)
     device = _device(config)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    fields = json.loads((folder / "config.json").read_text())
-    dtype = _dtype(config, fields, device)
-    decoder, max_model_len = load_decoder(folder, fields, dtype, device, config)
-    log.info("its weights are ready: %s", "; ".join(decoder.choices.values()))
+    if config.tensor_parallel_size > 1:
+        from engine.parallel.load import load_parallel
+
+        runner: Runner
+        runner, own = load_parallel(folder, config, device)
+    else:
+        own = load_computation(folder, config, device)
+        runner = own.runner
+    decoder, dtype = own.decoder, own.dtype
     vocab_size = decoder.config.vocab_size
-    make_runner = _cuda_runner if device.type == "cuda" else _cpu_runner
-    kv_dtype = torch.int8 if config.kv_cache_dtype == "int8" else dtype
-    runner = make_runner(decoder, max_model_len, config, kv_dtype)
+    kv_dtype = _kv_dtype(config, dtype)
     draft = load_draft_model(folder, decoder, config)
     speculate(runner, config, draft)
     tokenizer = Tokenizer(folder)
@@ -115,7 +136,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
         tokenizer=tokenizer,
         info=ModelInfo(
             name=model,
-            max_model_len=max_model_len,
+            max_model_len=own.max_model_len,
             vocab_size=vocab_size,
             eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)),
             weights_digest=weights_digest(folder),
@@ -124,6 +145,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(device),
             kernels=decoder.kernels,
+            tensor_parallel_size=config.tensor_parallel_size,
             chat_template=tokenizer.chat_template_source,
             max_draft_len=None if draft is None else draft.max_len,
         ),
@@ -137,6 +159,34 @@ def speculate(runner: Runner, config: EngineConfig, draft: DraftModel | None) ->
         runner.speculate(None if draft is None else draft.drafter(runner._kv, config), rejects=rejects)
     elif rejects:
         raise InvalidConfig("speculative_verification", "rejection is not built for a GPU yet; use coupled")
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What one rank computes with."""
+
+    decoder: AnyDecoder
+    runner: TorchRunner | CudaRunner
+    dtype: torch.dtype
+    max_model_len: int
+
+
+def load_computation(
+    folder: Path, config: EngineConfig, device: torch.device, group: RankGroup | None = None
+) -> Computation:
+    """A model folder on one device; of a group of ranks, this rank's share of it. Raises as `load_runner`."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    fields = json.loads((folder / "config.json").read_text())
+    dtype = _dtype(config, fields, device)
+    decoder, max_model_len = load_decoder(folder, fields, dtype, device, config, group)
+    log.info("its weights are ready: %s", "; ".join(decoder.choices.values()))
+    runner = (
+        _cuda_runner(decoder, max_model_len, config, dtype, group)
+        if device.type == "cuda"
+        else _cpu_runner(decoder, max_model_len, config, _kv_dtype(config, dtype))
+    )
+    return Computation(decoder, runner, dtype, max_model_len)
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -157,7 +207,11 @@ def _dtype(config: EngineConfig, fields: dict[str, object], device: torch.device
     return torch.float16 if stored == "float16" else torch.bfloat16
 
 
-def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, kv_dtype: torch.dtype) -> Runner:
+def _kv_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    return torch.int8 if config.kv_cache_dtype == "int8" else dtype
+
+
+def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, kv_dtype: torch.dtype) -> TorchRunner:
     bytes_per_block = block_bytes(decoder.config, config.block_size, kv_dtype)
     return TorchRunner(
         decoder,
@@ -170,8 +224,10 @@ def _cpu_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, k
     )
 
 
-def _cuda_runner(decoder: AnyDecoder, max_model_len: int, config: EngineConfig, dtype: torch.dtype) -> Runner:
+def _cuda_runner(
+    decoder: AnyDecoder, max_model_len: int, config: EngineConfig, dtype: torch.dtype, group: RankGroup | None
+) -> CudaRunner:
     from engine.cuda.device import CudaDevice
     from engine.cuda.load import cuda_runner
 
-    return cuda_runner(CudaDevice(decoder.device), decoder, max_model_len, config, dtype)
+    return cuda_runner(CudaDevice(decoder.device), decoder, max_model_len, config, dtype, group)

@@ -39,11 +39,12 @@ class Draw:
 
     place: int
     sequence: Sequence
+    num_pending: int = 0  # output tokens that are drawn before this one and that the sequence does not have yet
 
     @property
     def output_index(self) -> int:
         """Which of the sequence's output tokens it will be: part of the noise's key."""
-        return self.sequence.num_output_tokens
+        return self.sequence.num_output_tokens + self.num_pending
 
 
 @torch.inference_mode()
@@ -60,19 +61,20 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     token_ids: list[int | None] = list(best_ids.tolist())
     drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence)]
     if drawn:
-        chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i].sequence for i in drawn])
+        chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i] for i in drawn])
         for i, token_id in zip(drawn, chosen, strict=True):
             token_ids[i] = token_id
     logprobs = _logprobs(rows, draws, {i: t for i, t in enumerate(token_ids) if is_sound[i] and t is not None})
     return [
-        Sampled(token_id, logprobs.get(i), _why_none(draws[i].sequence) if token_id is None else None)
+        Sampled(token_id, logprobs.get(i), why_none(draws[i].sequence) if token_id is None else None)
         if is_sound[i]
         else Sampled(None, error=NOT_FINITE)
         for i, token_id in enumerate(token_ids)
     ]
 
 
-def _why_none(sequence: Sequence) -> str:
+def why_none(sequence: Sequence) -> str:
+    """The error of a draw to which no token is left."""
     return sequence.matcher.error or EMPTY if sequence.matcher is not None else EMPTY
 
 
@@ -88,8 +90,9 @@ def _is_plain(sequence: Sequence) -> bool:
     return sequence.params.is_greedy and not needs_processing(sequence)
 
 
-def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int | None]:
-    """The token for each row [n, vocab], or None where none is left."""
+def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
+    """The token for each draw's row [n, vocab], or None where none is left."""
+    sequences = [draw.sequence for draw in draws]
     if any(needs_processing(sequence) for sequence in sequences):
         logits = logits.clone()
         process(logits, sequences)
@@ -106,7 +109,7 @@ def _choose(logits: torch.Tensor, sequences: list[Sequence]) -> list[int | None]
         if not group:
             continue
         params = [sequences[row].params for row in group]
-        keys = [DrawKey(s.seed, s.choice, s.num_output_tokens) for s in (sequences[row] for row in group)]
+        keys = [DrawKey(sequences[row].seed, sequences[row].choice, draws[row].output_index) for row in group]
         temperatures = [each.temperature for each in params]
         part = host if len(group) == len(host) else host[group]
         if is_filtered:

@@ -4,14 +4,16 @@
               ^                    |                          |
               +---- preempted: recompute, or swapped out -----+
 
-One step: `plan(now)`, the forward, `commit(plan, result)`; or `abandon(plan)` where the forward failed.
+One step: `plan(now)`, the forward, `commit(plan, result)`; or `abandon(plan)` where the forward failed. `plan_ahead`
+makes the next one meanwhile, where it may: between steps such a plan is under way, and requests come and go as ever.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.plan import Plan
+from engine.ahead_planner import AheadPlan, AheadPlanner
+from engine.plan import Plan, StepResult
 from engine.roster import Roster
 from engine.speculation.speculator import Speculator
 from engine.step_committer import StepCommitter
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
     from engine.config import EngineConfig
     from engine.costs import StepCosts
     from engine.outputs import FinishReason
-    from engine.plan import StepResult
     from engine.sequence import Request, Sequence
 
 
@@ -43,6 +44,7 @@ class Scheduler:
         self.speculator = None if config.speculative is None else Speculator(config, costs, max_draft_len)
         self._planner = StepPlanner(self.roster, config, costs, self.speculator)
         self._committer = StepCommitter(self.roster, config, self.speculator)
+        self._ahead_planner = AheadPlanner(self.roster)
         self._step_index = 0
         self._in_flight: Plan | None = None
 
@@ -93,6 +95,28 @@ class Scheduler:
         self._in_flight = self._planner.plan(self._step_index, now)
         return self._in_flight
 
+    def plan_ahead(self) -> AheadPlan | None:
+        """The step after the one being executed, to be launched behind it; None where that one must be done first."""
+        assert self._in_flight is not None
+        if self.speculator is not None:
+            return None  # what a sequence verifies next depends on what it accepts now
+        return self._ahead_planner.plan(self._in_flight, self._step_index + 1)
+
+    def begin(self, plan: AheadPlan) -> None:
+        """The step before it is committed: now this one is being executed."""
+        self._check_idle()
+        self._step_index = plan.step_index
+        self._in_flight = plan
+
+    def landed(self, plan: Plan, result: StepResult) -> tuple[Plan, StepResult]:
+        """What to commit of an executed plan: of one that was planned ahead, without the rows that have become void."""
+        if not isinstance(plan, AheadPlan):
+            return plan, result
+        self._take_from_flight(plan)
+        live = [index for index, row in enumerate(plan.rows) if not row.sequence.is_finished]
+        self._in_flight = Plan(plan.step_index, [plan.bases[index] for index in live], len(live))
+        return self._in_flight, StepResult([result.samples[index] for index in live])
+
     def commit(self, plan: Plan, result: StepResult) -> dict[int, int]:
         """Takes the outcome of a plan: tokens are appended, blocks become findable, sequences fork and finish.
 
@@ -110,7 +134,8 @@ class Scheduler:
         self._take_from_flight(plan)
         for sequence in self.roster.tables.abandon():
             self.roster.lose_blocks(sequence)
-        decodes, chunks = running_rows(plan.rows[: plan.num_decodes]), running_rows(plan.rows[plan.num_decodes :])
+        rows = plan.bases if isinstance(plan, AheadPlan) else plan.rows
+        decodes, chunks = running_rows(rows[: plan.num_decodes]), running_rows(rows[plan.num_decodes :])
         self._in_flight = Plan(plan.step_index, decodes + chunks, len(decodes))
         return self._in_flight
 

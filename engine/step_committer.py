@@ -79,6 +79,8 @@ class StepCommitter:
             self._roster.drop(sequence, *finish)
         elif row.start == len(sequence.block_table) * self._roster.pool.block_size:
             self._roster.running.needy.append(row)
+        else:  # its next block is there already
+            self._roster.note_next_check(sequence)
 
     def _commit_proposals(self, row: Row, samples: list[Sampled]) -> int:
         """Output goes on with the accepted proposals and the target's own token, unless it ends before.

@@ -58,7 +58,7 @@ class StepPlanner:
             sequence = row.sequence
             while sequence.state is SequenceState.RUNNING:
                 if self._roster.tables.try_grow(sequence, row.start + 1):
-                    self._note_next_check(sequence)
+                    self._roster.note_next_check(sequence)
                     break
                 self._preempt(self._roster.running.last())
 
@@ -85,13 +85,6 @@ class StepPlanner:
         row.propose(token_ids)
         row.draft_start = sequence.num_draft_tokens
         return bool(token_ids)
-
-    def _note_next_check(self, sequence: Sequence) -> None:
-        """Until so many tokens are computed, a decoding sequence neither fills its block nor ends by length."""
-        sequence.check_at = len(sequence.block_table) * self._roster.pool.block_size
-        max_tokens = sequence.params.max_tokens
-        if max_tokens is not None:
-            sequence.check_at = min(sequence.check_at, sequence.num_prompt_tokens + max_tokens - 1)
 
     def _prefill_budget(self, num_proposals: int) -> int:
         budget = self._config.max_num_batched_tokens - len(self._roster.running.decoding) - num_proposals

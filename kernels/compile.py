@@ -1,4 +1,5 @@
-"""`python -m kernels.compile`: compiles every Triton kernel for every target without a GPU; fails where one spills.
+"""`python -m kernels.compile [--output FILE]`: compiles every Triton kernel for every target without a GPU; fails where
+one spills. Prints what each asks of a multiprocessor, and an estimate of its occupancy; writes the same as JSON.
 
 The calls of `kernels.calls` run on tensors without memory; instead of launching a kernel, its arguments are noted.
 So what is compiled is what is launched: the same constants, warps and alignments.
@@ -6,11 +7,14 @@ So what is compiled is what is launched: the same constants, warps and alignment
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from inspect import signature
 from pathlib import Path
@@ -121,10 +125,14 @@ def main() -> int:
         return 1
     from kernels.calls import calls
 
+    parser = argparse.ArgumentParser(prog="python -m kernels.compile")
+    parser.add_argument("--output", type=Path)
+    output = parser.parse_args().output
     columns = "".join(f"{f'{target.name}: regs spill shared warps':>32}" for target in TARGETS)
     print(f"{'kernel':<20} {'op':<24} {'model':<18}{columns}")
     seen: set[tuple[object, ...]] = set()
-    num_kernels = num_spilling = 0
+    table: list[dict[str, object]] = []
+    num_spilling = 0
     with ThreadPoolExecutor() as pool:
         for call in calls(torch.device("meta")):
             with noted_launches() as launches:
@@ -136,16 +144,30 @@ def main() -> int:
                 found = list(pool.map(lambda target, launch=launch: compile_for(target, launch), TARGETS))
                 cells = "".join(_cell(target, compiled) for target, compiled in zip(TARGETS, found, strict=True))
                 print(f"{launch.kernel.__name__:<20} {call.op:<24} {call.shape:<18}{cells}", flush=True)
-                num_kernels += 1
+                names = {"kernel": launch.kernel.__name__, "op": call.op, "model": call.shape}
+                table.append({**names, **{t.name: _numbers(t, c) for t, c in zip(TARGETS, found, strict=True)}})
                 num_spilling += any(compiled.resources.spilled_bytes for compiled in found)
-    print(f"kernels-compile: {num_kernels} kernels for {len(TARGETS)} targets, {num_spilling} spill")
+    if output is not None:
+        output.write_text(json.dumps({"triton": version("triton"), "kernels": table}, indent=1) + "\n")
+    print(f"kernels-compile: {len(table)} kernels for {len(TARGETS)} targets, {num_spilling} spill")
     return 1 if num_spilling else 0
 
 
-def _cell(target: Target, compiled: Compiled) -> str:
+def _numbers(target: Target, compiled: Compiled) -> dict[str, int]:
     resources = compiled.resources
-    held = target.warps_held(resources, compiled.num_warps)
-    text = f"{resources.registers} {resources.spilled_bytes} {resources.shared_bytes} {held}/{target.max_warps}"
+    return {
+        "registers": resources.registers,
+        "spilled_bytes": resources.spilled_bytes,
+        "shared_bytes": resources.shared_bytes,
+        "num_warps": compiled.num_warps,
+        "warps_held": target.warps_held(resources, compiled.num_warps),
+        "max_warps": target.max_warps,
+    }
+
+
+def _cell(target: Target, compiled: Compiled) -> str:
+    numbers = _numbers(target, compiled)
+    text = "{registers} {spilled_bytes} {shared_bytes} {warps_held}/{max_warps}".format(**numbers)
     return f"{text:>32}"
 
 

@@ -31,7 +31,7 @@ def profile_of(info: ModelInfo) -> str:
     """
     device = info.device.partition(":")[0]
     numbers = f"dtype={info.dtype};kv={info.kv_dtype};kernels={info.kernels}"
-    return f"weights={info.weights_digest};device={device};{numbers};tp=1"
+    return f"weights={info.weights_digest};device={device};{numbers};tp={info.tensor_parallel_size}"
 
 
 def tokenizer_blob(info: ModelInfo) -> str:

@@ -18,7 +18,7 @@ from engine.cuda.device import Device, Event
 from engine.cuda.fences import Fences
 from engine.cuda.staging import Staging, num_bytes_of
 from engine.kv_storage import KVStorage, checked_ids
-from engine.plan import BlockMove, Plan, Row
+from engine.plan import BlockMove, RowShape, StepShape
 from kernels.block_copy import dispatch as block_copy
 from kernels.kv_swap import dispatch as kv_swap
 
@@ -39,7 +39,7 @@ class BlockMover:
         self._swap, self._copy_blocks = swap.run, copy.run
         self.choices = {"kv_swap": swap.reason, "block_copy": copy.reason}
 
-    def move(self, plan: Plan) -> None:
+    def move(self, plan: StepShape) -> None:
         """Starts the plan's moves. Raises IndexError for a block or slot that does not exist, nothing moved."""
         kv = self._kv
         for moves, num_sources, num_targets in (
@@ -57,7 +57,7 @@ class BlockMover:
         if plan.copies:
             self._copy(plan.copies)
 
-    def wait_for(self, rows: Sequence[Row]) -> None:
+    def wait_for(self, rows: Sequence[RowShape]) -> None:
         """The main stream goes on once the blocks that these rows read and write are theirs."""
         if len(self._fences):
             size = self._block_size

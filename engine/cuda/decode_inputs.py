@@ -8,16 +8,17 @@ context_lens   c0  c1  c2| 0
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.cuda.buckets import Bucket
-from engine.plan import Row
+from engine.plan import RowShape
 
 
-def decode_inputs(rows: list[Row], bucket: Bucket, block_size: int) -> dict[str, npt.NDArray[Any]]:
+def decode_inputs(rows: Sequence[RowShape], bucket: Bucket, block_size: int) -> dict[str, npt.NDArray[Any]]:
     """`rows`: at most bucket.num_rows, of one token each, contexts of at most bucket.context_len.
 
     Raises IndexError for a row whose block table does not cover its token.

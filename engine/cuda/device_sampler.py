@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 
 from engine.cuda.device import Device, Event
-from engine.cuda.draw_arrays import draw_arrays, edit_arrays
+from engine.cuda.draw_arrays import draw_arrays, edit_arrays, mask_array
 from engine.cuda.staging import Staging, num_bytes_of
 from engine.logprobs import position_logprobs
 from engine.plan import PositionLogprobs, Sampled
-from engine.sampler import EMPTY, NOT_FINITE, Draw
+from engine.sampler import NOT_FINITE, Draw, why_none
 from kernels.sampling import dispatch
 from kernels.sampling.draws import Drawn, Draws, Outcome, Support, TokenEdits
 from kernels.sampling.support import support
@@ -32,6 +32,9 @@ class DeviceSampler:
         edits = edit_arrays(draws)
         if edits is not None:
             arrays |= {f"edits.{name}": array for name, array in edits.items()}
+        mask = mask_array(draws, logits.shape[1])
+        if mask is not None:
+            arrays["mask"] = mask
         if num_bytes_of(arrays) > self._staging.num_bytes:  # the longest edits so far: rare, and at most doubling
             self._staging = Staging(self._device, 2 * num_bytes_of(arrays))
         on_device = self._staging.upload(arrays)
@@ -39,12 +42,26 @@ class DeviceSampler:
         asking = [index for index, draw in enumerate(draws) if draw.sequence.num_logprobs is not None]
         raw = logits[fields.places[torch.tensor(asking, device=logits.device)]] if asking else None
         token_edits = None if edits is None else TokenEdits(**_part(on_device, "edits."))
-        return PendingDraws(self._device, draws, self._drawn(logits, draws, fields, token_edits), asking, raw)
+        return PendingDraws(
+            self._device, draws, self._drawn(logits, draws, fields, token_edits, on_device.get("mask")), asking, raw
+        )
 
-    def _drawn(self, logits: torch.Tensor, draws: list[Draw], fields: Draws, edits: TokenEdits | None) -> Drawn:
+    def _drawn(
+        self,
+        logits: torch.Tensor,
+        draws: list[Draw],
+        fields: Draws,
+        edits: TokenEdits | None,
+        mask: torch.Tensor | None,
+    ) -> Drawn:
+        """`mask`: [draws, words], int32: bits of what grammars allow."""
         if not any(_is_filtered(draw) for draw in draws):
-            return self._kernels.sample(logits, fields, edits)
+            return self._kernels.sample(logits, fields, edits, mask=mask)
         edited = logits[fields.places] if edits is None else self._kernels.edit(logits, fields, edits)
+        if mask is not None:  # filters rank what is allowed
+            bits = torch.arange(32, device=logits.device, dtype=torch.int32)
+            is_allowed = ((mask[:, :, None] >> bits) & 1).flatten(1)[:, : logits.shape[1]] != 0
+            edited.masked_fill_(~is_allowed & edited.isfinite(), -torch.inf)  # what is not finite is to be found
         placed = replace(fields, places=torch.arange(len(draws), device=logits.device))
         return self._kernels.sample(edited, placed, support=_support(edited, draws))
 
@@ -70,7 +87,9 @@ class PendingDraws:
         return [
             Sampled(token_id, logprobs.get(index))
             if outcome == Outcome.TOKEN
-            else Sampled(None, error=NOT_FINITE if outcome == Outcome.NOT_FINITE else EMPTY)
+            else Sampled(
+                None, error=NOT_FINITE if outcome == Outcome.NOT_FINITE else why_none(self._draws[index].sequence)
+            )
             for index, (token_id, outcome) in enumerate(zip(token_ids, outcomes, strict=True))
         ]
 

@@ -19,6 +19,7 @@ from engine.sampler import Draw
 from engine.sequence import Sequence
 
 _SEED_BITS = 64
+_WORD_BITS = 32
 
 
 @dataclass(slots=True)
@@ -65,6 +66,22 @@ def edit_arrays(draws: list[Draw]) -> dict[str, npt.NDArray[Any]] | None:
         "output_counts": np.array([edit.count for edit in flat], dtype=np.int32),
         "is_seen": np.array([edit.is_seen for edit in flat], dtype=np.bool_),
     }
+
+
+def mask_array(draws: list[Draw], vocab_size: int) -> npt.NDArray[np.int32] | None:
+    """Bit (id % 32) of word (id // 32) of a draw's row says whether its grammar allows the token: [draws, words]; None
+    where no draw follows a grammar.
+    """
+    if all(draw.sequence.matcher is None for draw in draws):
+        return None
+    may_be_drawn = np.ones((len(draws), -(-vocab_size // _WORD_BITS) * _WORD_BITS), dtype=bool)
+    for row, draw in zip(may_be_drawn, draws, strict=True):
+        matcher = draw.sequence.matcher
+        if matcher is not None:
+            allowed = matcher.allowed_after(draw.sequence.output_token_ids)[:vocab_size]
+            row[: len(allowed)] = allowed
+            row[len(allowed) :] = False
+    return np.packbits(may_be_drawn, axis=1, bitorder="little").view(np.int32)
 
 
 def _edits_of(sequence: Sequence) -> _Edits:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from engine.batch import Batch
 from engine.cuda.buckets import Bucket, Buckets
 from engine.cuda.decode_inputs import decode_inputs, empty_inputs
 from engine.cuda.device import Device, Graph
+from engine.cuda.followed import put_tokens
 from engine.cuda.staging import Staging
 from engine.kv_storage import KVStorage
 from engine.models.decoder import Decoder
-from engine.plan import Row
+from engine.plan import RowShape
 from kernels.paged_attention.rows import PagedRows, RowTensors
 
 
@@ -25,15 +28,18 @@ class DecodeGraphs:
         self._buckets, self._block_size = buckets, block_size
         self._graphs: dict[Bucket, Graph] = {}
 
-    def bucket_for(self, rows: list[Row]) -> Bucket | None:
+    def bucket_for(self, rows: Sequence[RowShape]) -> Bucket | None:
         """None where the step is no pure decode, or too large: it runs without a graph."""
         if any(len(row.token_ids) != 1 or row.num_logits != 1 for row in rows):
             return None
         return self._buckets.smallest_for(len(rows), max(row.end for row in rows))
 
-    def run(self, rows: list[Row], bucket: Bucket) -> torch.Tensor:
-        """Logits [len(rows), vocab], fp32, until the next run. `bucket`: what `bucket_for` has said."""
-        self._staging.upload(decode_inputs(rows, bucket, self._block_size))
+    def run(self, rows: Sequence[RowShape], bucket: Bucket, last: torch.Tensor | None) -> torch.Tensor:
+        """Logits [len(rows), vocab], fp32, until the next run. `bucket`: what `bucket_for` has said; `last`: tokens of
+        the last step's draws, where rows follow them.
+        """
+        inputs = self._staging.upload(decode_inputs(rows, bucket, self._block_size))
+        put_tokens(rows, last, inputs["token_ids"])
         if bucket not in self._graphs:
             self._graphs[bucket] = self._capture(bucket)
         graph = self._graphs[bucket]

@@ -17,6 +17,7 @@ from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.decoder import Decoder
 from engine.models.native import NativeDecoder
 from engine.models.transformers_fallback import TransformersDecoder
+from engine.parallel.group import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ def cuda_runner(
     max_model_len: int,
     config: EngineConfig,
     dtype: torch.dtype,
+    group: RankGroup | None = None,
 ) -> CudaRunner:
     """Raises InvalidConfig where the settings leave no room for KV."""
     if isinstance(decoder, NativeDecoder):
@@ -39,6 +41,8 @@ def cuda_runner(
     num_blocks = config.num_kv_blocks or num_blocks_within(
         config.kv_cache_memory_bytes or _profiled_budget(decoder, config, dtype, sampler, buckets), bytes_per_block
     )
+    if group is not None:
+        num_blocks = group.least(num_blocks)  # a block is in the same place on every rank
     num_host_slots = int(config.swap_space * GIB) // bytes_per_block
     kv = KVStorage(decoder.config, config.block_size, num_blocks, num_host_slots, dtype, decoder.device)
     runner = CudaRunner(

@@ -17,6 +17,8 @@ from engine.models.native import NativeDecoder, why_not
 from engine.models.packed import WeightsDtype
 from engine.models.transformers_fallback import TransformersDecoder
 from engine.models.weights import DecoderWeights, load_weights
+from engine.parallel.group import RankGroup
+from engine.parallel.shard import Shard
 from engine.weights.safetensors import Checkpoint
 from kernels.cpu.build import BuildUnavailable
 
@@ -26,9 +28,15 @@ AnyDecoder = Decoder | NativeDecoder | TransformersDecoder
 
 
 def load_decoder(
-    folder: Path, fields: dict[str, Any], dtype: torch.dtype, device: torch.device, config: EngineConfig
+    folder: Path,
+    fields: dict[str, Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    config: EngineConfig,
+    group: RankGroup | None = None,
 ) -> tuple[AnyDecoder, int]:
-    """The decoder of a model folder, and the context that it serves. `fields`: the parsed config.json.
+    """The decoder of a model folder, and the context that it serves. `fields`: the parsed config.json; `group`: the
+    ranks that share it.
 
     Raises ModelLoadError for a model that cannot be used, InvalidConfig for settings that do not fit it.
     """
@@ -36,7 +44,10 @@ def load_decoder(
         decoder_fields = decoder_config(fields)
         can_stretch = all(rope.kind == "dynamic" for rope in decoder_fields.ropes)
         max_model_len = _max_model_len(config, decoder_fields.max_position, can_stretch)
-        weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device)
+        weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device, group)
+        if group is not None:
+            own_share = Shard(group.rank, group.size).config(decoder_fields)
+            return Decoder(own_share, weights, max_model_len, device), max_model_len
         return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")

@@ -39,7 +39,7 @@ class _Shape:
 
 def _shape(head_dim: int, dtype: torch.dtype) -> _Shape:
     if dtype == torch.float32:
-        return _Shape(tile_keys=16, long_pairs=16, num_warps=4, short_stages=2, long_stages=2)
+        return _Shape(tile_keys=16, long_pairs=16, num_warps=4, short_stages=2, long_stages=3)
     if head_dim > 128:
         return _Shape(tile_keys=32, long_pairs=64, num_warps=8, short_stages=2, long_stages=2)
     return _Shape(tile_keys=32, long_pairs=64, num_warps=4, short_stages=3, long_stages=2)

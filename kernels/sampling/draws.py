@@ -55,5 +55,5 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    token_ids: torch.Tensor  # [D], int64; meaningless where the outcome is not TOKEN
+    token_ids: torch.Tensor  # [D], int64; 0 where the outcome is not TOKEN: a step that follows may read it
     outcomes: torch.Tensor  # [D], int32, of Outcome

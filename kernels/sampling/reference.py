@@ -39,8 +39,8 @@ def sample(
             key = (int(draws.seeds[draw]), int(draws.choices[draw]), int(draws.output_indices[draw]))
             row += temperature * gumbel_noise(*key, len(row), row.device)
         is_empty = bool((row == -torch.inf).all())
-        token_ids.append(int(row.argmax()))
         outcomes.append(Outcome.NOT_FINITE if is_bad else Outcome.EMPTY if is_empty else Outcome.TOKEN)
+        token_ids.append(int(row.argmax()) if outcomes[-1] == Outcome.TOKEN else 0)
     return Drawn(
         torch.tensor(token_ids, dtype=torch.int64, device=logits.device),
         torch.tensor(outcomes, dtype=torch.int32, device=logits.device),

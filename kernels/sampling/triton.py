@@ -218,5 +218,6 @@ def _join_chunks(best_ptr, best_ids_ptr, is_bad_ptr, token_ids_ptr, outcomes_ptr
     winner = tl.max(largest)
     outcome = tl.where(winner == float("-inf"), _EMPTY, _TOKEN)
     outcome = tl.where(tl.max(is_bad) > 0, _NOT_FINITE, outcome)
-    tl.store(token_ids_ptr + draw, tl.min(tl.where(largest == winner, lowest_id, _NO_ID)).to(tl.int64))
+    token_id = tl.where(outcome == _TOKEN, tl.min(tl.where(largest == winner, lowest_id, _NO_ID)), 0)
+    tl.store(token_ids_ptr + draw, token_id.to(tl.int64))
     tl.store(outcomes_ptr + draw, outcome)

@@ -33,18 +33,20 @@ def plan_is_well_formed(plan: Plan) -> None:
     for index, row in enumerate(plan.rows):
         sequence = row.sequence
         assert row.token_ids, "a row computes nothing"
-        assert row.start == sequence.num_computed_tokens
-        assert row.token_ids[: len(row.token_ids) - row.num_proposals] == sequence.tokens(row.start, row.end)
+        assert row.start == sequence.num_computed_tokens + row.num_pending
+        if row.follows is None:
+            assert row.token_ids[: len(row.token_ids) - row.num_proposals] == sequence.tokens(row.start, row.end)
         assert row.num_logits <= len(row.token_ids)
         assert row.num_logits or not row.draws
         if index < plan.num_decodes:
-            assert len(row.token_ids) == 1 and row.draws == [sequence] and row.end == sequence.num_tokens
+            assert len(row.token_ids) == 1 and row.draws == [sequence]
+            assert row.end == sequence.num_tokens + row.num_pending
         if row.num_proposals:
             assert index >= plan.num_decodes and row.draws == [sequence] and row.num_logits == len(row.token_ids)
             assert row.num_samples == row.num_logits == row.num_proposals + 1
             assert row.end <= sequence.num_prompt_tokens + sequence.params.max_tokens - 1, "verified beyond the end"
         if row.draws == [sequence] and sequence.num_forks == 1:
-            assert row.end - row.num_proposals == sequence.num_tokens
+            assert row.end - row.num_proposals == sequence.num_tokens + row.num_pending
 
 
 def plan_within_pool(plan: Plan, scheduler: Scheduler) -> None:

@@ -31,6 +31,7 @@ configs = st.fixed_dictionaries(
         "num_speculative_tokens": st.integers(1, 6),
         "speculative_adaptive": st.booleans(),
         "fake_acceptance": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
+        "overlap_scheduling": st.sampled_from(["off", "on"]),
     }
 )
 requests = st.fixed_dictionaries(

@@ -88,6 +88,7 @@ def sample(
 
 def read(drawn: Drawn) -> tuple[list[int | None], list[Outcome]]:
     outcomes = [Outcome(outcome) for outcome in drawn.outcomes.tolist()]
+    assert all(token_id == 0 for token_id in drawn.token_ids[drawn.outcomes != Outcome.TOKEN].tolist())
     token_ids = [
         token_id if outcome == Outcome.TOKEN else None
         for token_id, outcome in zip(drawn.token_ids.tolist(), outcomes, strict=True)
