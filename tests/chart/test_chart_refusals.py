@@ -39,6 +39,19 @@ REFUSED: list[tuple[str, Values, str]] = [
     ("digest", {"image": {"digest": "latest"}}, "digest"),
     ("service type", {"gateway": {"service": {"type": "ExternalName"}}}, "type"),
     ("privileged port", {"workerDefaults": {"metricsPort": 80}}, "metricsPort"),
+    ("a Cluster of no servers", {"redis": {"url": "redis+cluster://"}}, "url"),
+    ("sentinels without a service", {"redis": {"url": "redis+sentinel://a:1,b:1"}}, "url"),
+    ("a login for no process", {"redis": {"existingSecret": {"urlKeys": {"gatway": "k"}}}}, "gatway"),
+    (
+        "a Cluster without a broker",
+        {"redis": {"bundled": {"enabled": False}, "url": "redis+cluster://a:1,b:1"}},
+        "set celery.existingSecret",
+    ),
+    (
+        "lanes behind sentinels",
+        {"redis": {"bundled": {"enabled": False}, "url": "redis+sentinel://a:1,b:1/mill/0"}},
+        "workerPools.default: lanes are given",
+    ),
     ("two stores", {"redis": {"url": "redis://store:6379/0"}}, "exactly one of redis.bundled.enabled=true"),
     ("no store", {"redis": {"bundled": {"enabled": False}}}, "exactly one of redis.bundled.enabled=true"),
     (

@@ -52,6 +52,22 @@ def test_the_operators_secrets_replace_the_drawn_ones(newest_helm: Helm) -> None
         assert url == {"secretKeyRef": {"name": "store", "key": "url"}}
 
 
+def test_each_process_may_have_a_login_of_its_own(newest_helm: Helm) -> None:
+    values = load_values("production")
+    values["redis"]["existingSecret"]["urlKeys"] = {"worker": "url-worker", "dispatcher": "url-dispatcher"}
+    manifests = newest_helm.template(values)
+    found = {
+        process: environment(container(manifests, f"-{process}"))["MILLSTREAM_REDIS_URL"]["secretKeyRef"]
+        for process in ("gateway", "dispatcher", "pipelines", "worker-small")
+    }
+    assert found == {
+        "gateway": {"name": "store", "key": "url"},
+        "dispatcher": {"name": "store", "key": "url-dispatcher"},
+        "pipelines": {"name": "store", "key": "url"},
+        "worker-small": {"name": "store", "key": "url-worker"},
+    }
+
+
 def test_the_gateway_is_never_open(newest_helm: Helm) -> None:
     """It listens on all addresses, so it must have keys: drawn at the first install where none are given."""
     manifests = newest_helm.template()

@@ -5,6 +5,17 @@
 {{- if ne $sources 1 -}}
 {{- fail "redis: set exactly one of redis.bundled.enabled=true, redis.url, redis.existingSecret.name" -}}
 {{- end -}}
+{{- $broker := (default dict .Values.celery).existingSecret -}}
+{{- if and (regexMatch "^rediss?\\+cluster://" $redis.url) (not $broker) -}}
+{{- fail "redis.url: a Cluster cannot carry the steps of runs: set celery.existingSecret to the URL of a server that is none" -}}
+{{- end -}}
+{{- if and (regexMatch "^rediss?\\+(cluster|sentinel)://" $redis.url) .Values.keda.enabled (not $redis.address) -}}
+{{- range $name := keys .Values.workerPools | sortAlpha -}}
+{{- if (include "millstream.pool" (dict "root" $ "name" $name) | fromYaml).lanes -}}
+{{- fail (printf "workerPools.%s: lanes are given, and KEDA cannot follow sentinels or a Cluster by redis.url: leave lanes empty" $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.blobs.url .Values.blobs.claim.existingClaim -}}
 {{- fail "blobs: set blobs.url or blobs.claim.existingClaim, not both" -}}
 {{- end -}}

@@ -51,9 +51,9 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* (root, process) -> environment of every process: the store, blobs, writable folders, the process's own settings */}}
+{{/* (root, component, process) -> environment of every process: the store, blobs, writable folders, the process's own settings */}}
 {{- define "millstream.env" -}}
-{{ include "millstream.redisUrlEnv" .root }}
+{{ include "millstream.redisUrlEnv" . }}
 - name: MILLSTREAM_BLOB_URL
   value: {{ default "file:///var/lib/millstream/blobs" .root.Values.blobs.url | quote }}
 - name: MILLSTREAM_DURABILITY

@@ -4,15 +4,19 @@
 {{ include "millstream.fullname" . }}-valkey
 {{- end }}
 
+{{/* (root, component) -> the URL that a process logs in by: its own where there is a key of its own, else everybody's */}}
 {{- define "millstream.redisUrlEnv" -}}
+{{- $redis := .root.Values.redis -}}
 - name: MILLSTREAM_REDIS_URL
-{{- if .Values.redis.url }}
-  value: {{ .Values.redis.url | quote }}
+{{- if $redis.url }}
+  value: {{ $redis.url | quote }}
+{{- else if $redis.existingSecret.name }}
+  {{- $own := get $redis.existingSecret.urlKeys .component }}
+  valueFrom:
+    secretKeyRef: {name: {{ $redis.existingSecret.name }}, key: {{ default $redis.existingSecret.urlKey $own }}}
 {{- else }}
   valueFrom:
-    secretKeyRef:
-      name: {{ .Values.redis.existingSecret.name | default (include "millstream.valkeyName" .) }}
-      key: {{ ternary .Values.redis.existingSecret.urlKey "url" (ne .Values.redis.existingSecret.name "") }}
+    secretKeyRef: {name: {{ include "millstream.valkeyName" .root }}, key: url}
 {{- end }}
 {{- end }}
 
@@ -46,7 +50,7 @@
 {{- end }}
 
 {{- define "millstream.redisTls" -}}
-{{- if or .Values.redis.tls.enabled (hasPrefix "rediss://" .Values.redis.url) -}}true{{- end -}}
+{{- if or .Values.redis.tls.enabled (regexMatch "^rediss[:+]" .Values.redis.url) -}}true{{- end -}}
 {{- end }}
 
 {{/* Entries of KEDA's TriggerAuthentication; empty where the store asks for nothing. */}}
