@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.claims import memory, scheduling
+from bench.claims import memory, scheduling, speculation
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
         "capacity": memory.capacity(),
         "mixed_simulated": scheduling.mixed_simulated(),
         "swap_curve": memory.swap_curve(),
+        "speculation": speculation.simulated(),
         "decision_cost": scheduling.decision_cost(),
     }
     if not options.no_model:
@@ -93,6 +94,15 @@ def table(found: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
             mixed["at_once"]["throughput_ratio"] >= mixed["bar_throughput_ratio"],
         ),
     ]
+    drafts = found["speculation"]
+    rows.append(
+        (
+            "draft 2 ms, target 50 ms, acceptance 0.7, simulated: K = 5 (and adaptive)",
+            f"{drafts['speedup']:.2f}x ({drafts['speedup_adaptive']:.2f}x)",
+            "2.45x +- 0.1",
+            drafts["bar"][0] <= drafts["speedup"] <= drafts["bar"][1],
+        )
+    )
     if cpu := found.get("mixed_on_this_cpu"):
         measured = f"p99 {cpu['p99_ratio']:.1f}x, throughput {cpu['throughput_ratio']:.1f}x"
         rows.append(("mixed load with the real model on this CPU", measured, "no bar", True))
