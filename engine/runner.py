@@ -157,8 +157,13 @@ def speculate(runner: Runner, config: EngineConfig, draft: DraftModel | None) ->
     rejects = config.speculative_verification == "rejection"
     if isinstance(runner, TorchRunner):
         runner.speculate(None if draft is None else draft.drafter(runner._kv, config), rejects=rejects)
+    elif draft is not None:
+        raise InvalidConfig(
+            "speculative", f"{config.speculative} is not built for several ranks yet; use ngram or suffix"
+        )
     elif rejects:
-        raise InvalidConfig("speculative_verification", "rejection is not built for a GPU yet; use coupled")
+        where = "several ranks" if config.tensor_parallel_size > 1 else "a GPU"
+        raise InvalidConfig("speculative_verification", f"rejection is not built for {where} yet; use coupled")
 
 
 @dataclass(frozen=True, slots=True)
