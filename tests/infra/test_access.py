@@ -9,15 +9,18 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
+from bench.chaos.clusters import Clustered
 from infra import access, keys
 from infra.access import ACCESS, acl_line, user_of
+from infra.cluster import slot_of
 from infra.embedded import EmbeddedServer
 from infra.errors import StoreUnsuitable
 from infra.jobs import RedisJobs
 from infra.runs import scripts as run_scripts
 from infra.scripts import LANE_SCRIPTS, OTHER_SCRIPTS
 from millstream.cli import main
-from tests.infra.jobs_for_tests import ALIAS, submitted
+from tests.infra.jobs_for_tests import ALIAS, submitted, success
+from tests.infra.test_cluster import Move
 
 PASSWORD = "secret"
 
@@ -138,3 +141,35 @@ def _commands(url: str, user: str) -> list[str]:
     with redis.Redis.from_url(url, decode_responses=True) as client:
         found = client.acl_getuser(user)
         return [str(command) for command in found["commands"]]
+
+
+async def test_a_gateway_and_a_worker_of_a_cluster_need_no_more(redis_cluster: Clustered, cluster_url: str) -> None:
+    hosts = cluster_url.partition("@")[2]
+    clients = redis_cluster.clients()
+    for client in clients:
+        for process in ("gateway", "worker"):
+            set_user(client, acl_line(process, PASSWORD, in_cluster=True))
+        client.execute_command("ACL LOG", "RESET")
+    gateway = await RedisJobs.connect(f"redis+cluster://{user_of('gateway')}:{PASSWORD}@{hosts}")
+    worker = await RedisJobs.connect(f"redis+cluster://{user_of('worker')}:{PASSWORD}@{hosts}")
+    for alias in ("a", "b", "c"):
+        lane = await gateway.open_lane(alias)
+        job_id = await submitted(gateway, lane)
+        await worker.wait_for_work([lane], timeout=0.1)
+        claim = await worker.claim(lane, "w", free_tokens=None, lease_seconds=30)
+        assert claim is not None and claim.job.id == job_id
+        move = Move(redis_cluster, slot_of(keys.Lane(lane).state))
+        move.begin()
+        move.move(keys.Lane(lane).job(job_id))
+        assert await gateway.get(job_id) is not None  # by an ASK
+        move.move()
+        move.end()
+        assert await worker.commit(claim.hold, success())
+        await gateway.wait_for_events([lane], timeout=0.1)
+        assert (await gateway.events(job_id))[-1].is_last
+    await gateway.close()
+    await worker.close()
+    for client in clients:
+        assert client.execute_command("ACL LOG", 10) == []
+        client.execute_command("ACL DELUSER", user_of("gateway"), user_of("worker"))
+        client.close()
