@@ -22,6 +22,7 @@ from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings
 from infra.store import JobStore
+from infra.sweeper import Sweeper
 from infra.telemetry import Telemetry
 
 log = logging.getLogger("millstream.gateway")
@@ -100,11 +101,11 @@ class Gateway:
 
     async def _sweep(self) -> None:
         """Ends what is past its time, also where no worker and no dispatcher runs. Any number may do it at once."""
+        sweeper = Sweeper(self.store)
         while True:
             await asyncio.sleep(self.settings.sweep_seconds)
             try:
-                for lane in await self.store.lanes():
-                    await self.store.sweep(lane)
+                await sweeper.sweep()
                 await self.store.drop_drained()
             except MillstreamError as error:
                 log.warning("sweep: %s; trying again in %g s", error, self.settings.sweep_seconds)

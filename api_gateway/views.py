@@ -68,6 +68,7 @@ def job_view(job: Job, *, queue: QueueView | None = None, result: Result | None 
         params=_with_text_keys(job.spec.params),
         metadata=job.spec.metadata,
         numerics_profile=job.profile,
+        continued_profiles=job.continued_profiles,
         retry_of=job.retry_of,
     )
 
@@ -109,6 +110,7 @@ def event_view(event: Event) -> EventView:
         usage=usage_view(body.usage) if body.usage else None,
         error=error_view(body.error) if body.error else None,
         reason=body.reason,
+        numerics_profile=body.profile,
     )
 
 

@@ -213,7 +213,8 @@ class Job(Struct):
     finished_ms: int | None = None
     deadline_ms: int | None = None
     attempt_timeout_ms: int | None = None
-    profile: str | None = None  # numerics profile of the first attempt
+    profile: str | None = None  # numerics profile of its tokens: of the attempt that emitted the first
+    continued_profiles: list[str] = []  # others, of the same weights, that were to go on with them
     retry_of: str | None = None
     outcome: Outcome | None = None
     traceparent: str | None = None
@@ -237,6 +238,7 @@ class EventBody(Struct):
     usage: Usage | None = None
     error: JobError | None = None
     reason: str | None = None  # of a requeue: "hand_over", "lease_lost", "retry"
+    profile: str | None = None  # of a start: the numerics profile that goes on with another one's tokens
 
 
 class Event(Struct):
@@ -349,6 +351,11 @@ class ModelCard(Struct):
     max_workers: int | None = None  # that this model's pool may come to; None: as many as run
     created_ms: int = 0
     v: int = VERSION
+
+
+def weights_of(profile: str) -> str:
+    """The weights digest in a numerics profile, which comes first: jobs are never continued across weights."""
+    return profile.partition(";")[0]
 
 
 def pack(record: Any) -> bytes:

@@ -93,6 +93,7 @@ def job_from(fields: Mapping[str, bytes], lane: int) -> Job:
         deadline_ms=number("deadline_ms"),
         attempt_timeout_ms=number("attempt_timeout_ms"),
         profile=text("profile"),
+        continued_profiles=(text("continued_profiles") or "").split(),
         retry_of=text("retry_of"),
         outcome=_outcome_from(fields, status) if status in TERMINAL else None,
         traceparent=text("traceparent"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -217,12 +218,11 @@ class RedisJobs:
         return page
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True, call: str = "") -> Claim | None:  # fmt: skip
         free = "" if free_tokens is None else free_tokens
-        arguments: list[Argument] = [owner, free, _ms(lease_seconds), profile, int(alone)]
+        arguments: list[Argument] = [owner, free, _ms(lease_seconds), profile, int(alone), call]
         while True:
-            # Not repeated: a claim whose reply was lost has a lease that lapses.
-            _, found, *fields = await self._on_lane(lane, "claim", arguments, repeat=False)
+            _, found, *fields = await self._on_lane(lane, "claim", arguments, repeat=call != "")
             if found == 0:
                 return None
             if found == 2:
@@ -370,10 +370,10 @@ class RedisJobs:
         ids = await self._server.command("ZREVRANGE", Lane(lane).dead, 0, -1)
         return [job_id.decode() for job_id in ids]
 
-    async def sweep(self, lane: int) -> Sweep:
-        sweep, again = Sweep(), 1
+    async def sweep(self, lane: int, *, steady_seconds: float = math.inf) -> Sweep:
+        sweep, again, steady_ms = Sweep(), 1, "" if math.isinf(steady_seconds) else _ms(steady_seconds)
         while again:
-            again, *ended = await self._on_lane(lane, "sweep", [])
+            again, *ended = await self._on_lane(lane, "sweep", [steady_ms])
             for job_id, what in pairs(ended).items():
                 if what == b"unwatched":
                     if await self._cancel(job_id, only_unwatched=True):

@@ -6,6 +6,7 @@ Thread-safe. State is shared by everyone who was made with `another()`; the cloc
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -214,9 +215,9 @@ class MemoryJobs:
             return page
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True, call: str = "") -> Claim | None:  # fmt: skip
         def claim(lane: MemoryLane, now_ms: int) -> Claim | None:
-            record = lane.claim(owner, free_tokens, _ms(lease_seconds), profile, alone, now_ms)
+            record = lane.claim(owner, free_tokens, _ms(lease_seconds), profile, alone, call, now_ms)
             if record is None:
                 return None
             # Without this claim's own `job.started` and, after a lost lease, with the `job.requeued` before it.
@@ -357,8 +358,8 @@ class MemoryJobs:
     async def dead_letters(self, lane: int) -> list[str]:
         return self._on_lane(lane, lambda lane, now_ms: sorted(lane.dead, key=lane.dead.__getitem__, reverse=True))
 
-    async def sweep(self, lane: int) -> Sweep:
-        return self._on_lane(lane, lambda lane, now_ms: lane.sweep(now_ms), ring=True)
+    async def sweep(self, lane: int, *, steady_seconds: float = math.inf) -> Sweep:
+        return self._on_lane(lane, lambda lane, now_ms: lane.sweep(steady_seconds * 1000, now_ms), ring=True)
 
     async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:
         return self._on_lane(lane, lambda lane, now_ms: lane.take_notices(limit, _ms(hide_seconds), now_ms))

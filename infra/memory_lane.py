@@ -29,6 +29,7 @@ from infra.contracts import (
     Tier,
     Usage,
     Webhook,
+    weights_of,
 )
 from infra.endings import (
     ATTEMPT_TIMEOUT,
@@ -97,6 +98,7 @@ class MemoryLane:
     service: Service = field(default_factory=Service)
     room_owner: str = ""  # the worker that was asked to make room for a suspect
     room_until_ms: int = 0  # and how long nobody else is
+    calls: dict[str, tuple[str, Hold]] = field(default_factory=dict)  # owner -> its last named claim, what that started
     paused: bool = False
     arrivals: int = 0
     feed: Tail = field(default_factory=Tail)  # ids of jobs whose logs grew
@@ -181,8 +183,19 @@ class MemoryLane:
         place = self.place(job.id, now_ms)
         return None if place is None else (msgspec.structs.replace(job), place)
 
-    def claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, alone: bool,
+    def claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, alone: bool, call: str,
               now_ms: int) -> Record | None:  # fmt: skip
+        name, hold = self.calls.get(owner, (None, None))
+        if hold is not None and name == call and (started := self._held(hold, now_ms)) is not None:
+            self.due[hold.job_id] = now_ms + lease_ms
+            return started
+        record = self._claim(owner, free_tokens, lease_ms, profile, alone, now_ms)
+        if record is not None and call:
+            self.calls[owner] = call, Hold(job_id=record.job.id, attempt=record.job.attempt)
+        return record
+
+    def _claim(self, owner: str, free_tokens: int | None, lease_ms: int, profile: str, alone: bool,
+               now_ms: int) -> Record | None:  # fmt: skip
         if self.paused:
             return None
 
@@ -289,7 +302,7 @@ class MemoryLane:
         self.service, self.sizes, self.paused, self.arrivals = Service(), Sizes(), False, 0
         return True
 
-    def sweep(self, now_ms: int) -> Sweep:
+    def sweep(self, steady_ms: float, now_ms: int) -> Sweep:
         sweep = Sweep()
         for job_id in sorted(self.expiry, key=lambda job_id: (self.expiry[job_id], job_id)):
             if self.expiry[job_id] <= now_ms:
@@ -300,8 +313,8 @@ class MemoryLane:
                 self._bury(record, now_ms)
                 sweep.failed.append(record.job.id)
         for job_id in sorted(self.watched, key=lambda job_id: (self.watched[job_id], job_id)):
-            if self.watched[job_id] <= now_ms:
-                record = self.records[job_id]
+            record = self.records[job_id]
+            if self.watched[job_id] <= now_ms and (record.new.watch_ms or 0) <= steady_ms:
                 self.cancel(record, result_of(record.log), now_ms)
                 sweep.cancelled.append(job_id)
         for job_id in list(self.records):
@@ -397,11 +410,11 @@ class MemoryLane:
         job.attempt += 1
         job.owner = owner
         job.started_ms = job.started_ms or now_ms
-        job.profile = job.profile or profile or None
         self._wait_no_more(record)
         self.due[job.id] = now_ms + lease_ms
         self._set_expiry(record, now_ms)
-        event = self._append(record, "job.started", EventBody(attempt=job.attempt), now_ms)
+        body = EventBody(attempt=job.attempt, profile=_note_profile(record, profile))
+        event = self._append(record, "job.started", body, now_ms)
         if job.attempt == 1:
             self._notify(record, event)
 
@@ -504,6 +517,18 @@ class MemoryLane:
         )  # fmt: skip
         self.notices[notice.id] = notice
         self.outbox[notice.id] = event.at_ms
+
+
+def _note_profile(record: Record, profile: str) -> str | None:
+    """Writes down whose tokens these are; returns the profile if it is another one that goes on with them."""
+    job = record.job
+    if profile and (job.profile is None or not record.usage.completion_tokens):
+        job.profile = profile
+    if not profile or job.profile is None or job.profile == profile or weights_of(job.profile) != weights_of(profile):
+        return None
+    if profile not in job.continued_profiles:
+        job.continued_profiles = [*job.continued_profiles, profile]
+    return profile
 
 
 def work_of(record: Record) -> Work:

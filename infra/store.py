@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -139,7 +140,7 @@ class JobStore(Protocol):
         ...
 
     async def claim(self, lane: int, owner: str, *, free_tokens: int | None, lease_seconds: float,
-                    profile: str = "", alone: bool = True) -> Claim | None:  # fmt: skip
+                    profile: str = "", alone: bool = True, call: str = "") -> Claim | None:  # fmt: skip
         """Starts the next attempt of the job that should go first: a ripe one of the due clock, else a tier's head.
 
         Takes only a job whose cost fits `free_tokens` (None: an idle worker takes any). Expires what it meets past its
@@ -148,6 +149,10 @@ class JobStore(Protocol):
         and that worker takes nothing else while it runs. Of the others, one at a time is asked to make room:
         raises SuspectWaits, as long as the suspect waits.
         A job that was passed over for too long because it did not fit is no longer overtaken: the claim returns None.
+        `call` names the call: repeated by its owner because the answer was lost, it returns the attempt that it had
+        started, its lease as new. Without a name, such an attempt's lease lapses, and the job counts as lost once.
+        `profile` goes into the record: that of the worker whose tokens come first, and of any other of the same weights
+        that goes on with them (`Job.continued_profiles`).
         """
         ...
 
@@ -237,8 +242,12 @@ class JobStore(Protocol):
         """Ids of jobs that failed with `worker_lost`, newest first."""
         ...
 
-    async def sweep(self, lane: int) -> Sweep:
-        """Expires what is past its time, cancels what nobody watches any more. Any number of processes may do it."""
+    async def sweep(self, lane: int, *, steady_seconds: float = math.inf) -> Sweep:
+        """Expires what is past its time, cancels what nobody watches any more. Any number of processes may do it.
+
+        `steady_seconds`: how long the store has answered the caller without a break. Watches of jobs that may go
+        unwatched for longer are not judged: who waits for them may not have come through yet.
+        """
         ...
 
     async def take_notices(self, lane: int, *, limit: int, hide_seconds: float) -> list[Notice]:

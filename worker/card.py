@@ -27,7 +27,7 @@ CARD_SECONDS = 5.0  # how often measured rates are looked at
 def profile_of(info: ModelInfo) -> str:
     """The numerics profile: workers that share it emit the same tokens for the same request and seed.
 
-    The weights come first (`translate.weights_of`): jobs are never continued across them.
+    The weights come first (`contracts.weights_of`): jobs are never continued across them.
     """
     device = info.device.partition(":")[0]
     numbers = f"dtype={info.dtype};kv={info.kv_dtype};kernels={info.kernels}"

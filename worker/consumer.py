@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
 
 from infra.contracts import Claim
 from infra.errors import StoreUnavailable, SuspectWaits
@@ -48,6 +50,8 @@ class Consumer:
         self.lanes: list[int] = []  # of the alias, as read last
         self.is_stopping = False
         self._suspects_lane: int | None = None  # whose suspect waits until nothing runs here
+        self._calls = count()
+        self._unanswered: dict[int, str] = {}  # lane -> name of the claim that may have started a job there
 
     def stop(self) -> None:
         """Claims nothing more; `claim_until_stopped` returns once the claim under way is answered and taken."""
@@ -86,22 +90,27 @@ class Consumer:
                 await backoff.pause()  # and wait for the next ring: the doorbell rings when the store is back
                 continue
             backoff.reset()
+        if self._unanswered:  # one more try to hear of it, so that the drain can hand it over
+            with suppress(StoreUnavailable):
+                if (claim := await self._claim()) is not None:
+                    self._bridge.take(claim)
 
     async def _claim(self) -> Claim | None:
         """A job from the first lane that has one which fits; the lanes take turns at being first.
 
         Raises StoreUnavailable where a lane's server does not answer and no other lane has such a job.
         A suspect has the worker to itself; where one waits for this worker to make room, nothing else is claimed.
+        A claim whose answer was lost comes before all others, under its old name: what it had started is ours.
         """
         attempts = self._bridge.attempts
-        if any(Losses.of(attempt.job).is_suspect for attempt in attempts.values()):
-            return None
+        has_suspect = any(Losses.of(attempt.job).is_suspect for attempt in attempts.values())
         self.lanes = self.lanes[1:] + self.lanes[:1]
         unavailable: StoreUnavailable | None = None
-        for lane in sorted(self.lanes, key=lambda lane: lane != self._suspects_lane):
-            free_tokens = self._free_tokens()
-            if free_tokens == 0 and lane != self._suspects_lane:
+        for lane in sorted(self.lanes, key=lambda lane: (lane not in self._unanswered, lane != self._suspects_lane)):
+            free_tokens = 0 if has_suspect else self._free_tokens()
+            if free_tokens == 0 and lane not in self._unanswered and (has_suspect or lane != self._suspects_lane):
                 return None
+            call = self._unanswered.setdefault(lane, str(next(self._calls)))
             try:
                 claim = await self._store.claim(
                     lane,
@@ -110,13 +119,16 @@ class Consumer:
                     lease_seconds=self._lease_seconds,
                     profile=self._profile,
                     alone=not attempts,
+                    call=call,
                 )
             except SuspectWaits:
+                del self._unanswered[lane]
                 self._suspects_lane = lane
                 return None
             except StoreUnavailable as error:  # in a Cluster, another lane's server may well answer
                 unavailable = error
                 continue
+            del self._unanswered[lane]
             if lane == self._suspects_lane:
                 self._suspects_lane = None
             if claim is not None:

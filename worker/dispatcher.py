@@ -19,6 +19,7 @@ from infra.runs import RunHeader, RunStore
 from infra.runs.redis import RedisRuns
 from infra.settings import DispatcherSettings, StoreSettings
 from infra.store import JobStore
+from infra.sweeper import Sweeper
 from infra.telemetry import Telemetry
 from worker.orphans import delete_orphans
 from worker.runs.app import StepSender, make_app
@@ -107,6 +108,7 @@ class Dispatcher:
         self._relay = relay
         self._courier = courier
         self._settings = settings
+        self._sweeper = Sweeper(store)
         self._lanes: Sequence[int] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._being_told: set[str] = set()  # webhook ids
@@ -133,14 +135,14 @@ class Dispatcher:
         self._lanes = await self._store.lanes()
 
     async def sweep(self) -> None:
-        await self._in_each_lane(self._sweep_lane)
+        swept = await self._sweeper.sweep()
+        if swept.expired or swept.failed or swept.cancelled:
+            log.info(
+                "swept: %d jobs expired, %d failed, %d cancelled, which nobody waited for any more",
+                len(swept.expired), len(swept.failed), len(swept.cancelled),
+            )  # fmt: skip
         for lane in await self._store.drop_drained():
             log.info("lane %d: closed and empty, and therefore dropped", lane)
-
-    async def _sweep_lane(self, lane: int) -> None:
-        swept = await self._store.sweep(lane)
-        if swept.expired or swept.failed:
-            log.info("lane %d: %d jobs expired, %d failed", lane, len(swept.expired), len(swept.failed))
 
     async def _in_each_lane(self, work: Callable[[int], Awaitable[None]]) -> None:
         """Raises the first lane's StoreUnavailable, but only after all: in a Cluster, other servers may answer."""

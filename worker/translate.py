@@ -12,7 +12,7 @@ import msgspec
 from engine import outputs, plan
 from engine.errors import InvalidRequest
 from engine.params import SamplingParams
-from infra.contracts import ChoiceDelta, Job, JobError, JobSpec, Outcome, PositionLogprobs, TokenLogprob
+from infra.contracts import ChoiceDelta, Job, JobError, JobSpec, Outcome, PositionLogprobs, TokenLogprob, weights_of
 from infra.states import Status
 from worker.progress import Progress
 
@@ -96,11 +96,6 @@ def failed_outcome(progress: Progress, error: JobError) -> Outcome:
     """The end of a job that cannot go on; what it had emitted stays in the result."""
     result = progress.result if progress.num_completion_tokens else None
     return Outcome(status=Status.FAILED, result=result, usage=progress.usage, error=error)
-
-
-def weights_of(profile: str) -> str:
-    """The weights digest in a numerics profile (`profile_of`)."""
-    return profile.partition(";")[0]
 
 
 def is_foreign(job: Job, profile: str) -> bool:

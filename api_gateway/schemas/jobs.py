@@ -94,7 +94,8 @@ class JobView(msgspec.Struct, kw_only=True):
     result: ResultView | None
     params: dict[str, Any]  # as admitted: with the seed that was drawn
     metadata: dict[str, str]
-    numerics_profile: str | None  # of the first attempt's worker
+    numerics_profile: str | None  # of its tokens: of the worker that emitted the first of them
+    continued_profiles: list[str]  # numerics profiles, other than that, of workers that went on with them
     retry_of: str | None
 
 
@@ -148,6 +149,7 @@ class EventView(msgspec.Struct, kw_only=True, omit_defaults=True):
     usage: UsageView | None = None
     error: ErrorDetail | None = None
     reason: str | None = None
+    numerics_profile: str | None = None  # of a start: another profile goes on with the tokens that are there
 
 
 class TimelineEntry(msgspec.Struct, kw_only=True, omit_defaults=True):

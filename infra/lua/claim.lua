@@ -1,11 +1,27 @@
 -- Starts the next attempt of the job that should go first.
--- ARGV: owner, free tokens ('' any), lease (ms), profile, '1' where the owner runs nothing else.
+-- ARGV: owner, free tokens ('' any), lease (ms), profile, '1' where the owner runs nothing else, name of the call ('' none).
 -- Returns {now, 0} for nothing, {now, 1} to be called again, {now, 2, fields of the record...}, {now, 3} to make room
 -- for a suspect.
 local owner, free_tokens, lease_ms, profile = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local is_alone = ARGV[5] == '1'
+local call, called_key = ARGV[6], PREFIX .. ':claim:' .. owner
 local PAGE, MAX_LOOKS = 64, 256
+local CALL_MS = 60000 -- kept so much longer than the lease
 local num_ended = 0
+
+-- What this very call has started already, its answer lost on the way: the same attempt, its lease as new.
+local function started_before()
+  local name, id, attempt = string.match(redis.call('GET', called_key) or '', '^(%S+) (%S+) (%S+)$')
+  local job = name == call and held(id, attempt)
+  if not job then return nil end
+  redis.call('ZADD', DUE, 'XX', NOW + lease_ms, id)
+  redis.call('PEXPIRE', called_key, lease_ms + CALL_MS)
+  return { NOW, 2, unpack(redis.call('HGETALL', job_key(id))) }
+end
+if call ~= '' then
+  local started = started_before()
+  if started then return started end
+end
 
 local state, room_owner = {}, nil
 local flat = redis.call('HGETALL', STATE)
@@ -24,6 +40,22 @@ local function makes_room()
   return true
 end
 
+-- The job's profile is that of its tokens: the one under which the first were emitted. Another of the same weights that
+-- goes on with them is written down beside it and returned.
+local function note_profile(job)
+  if profile == '' then return nil end
+  local key = job_key(job.id)
+  local own, others = unpack(redis.call('HMGET', key, 'profile', 'continued_profiles'))
+  if not own or job.completion_tokens == 0 then
+    redis.call('HSET', key, 'profile', profile)
+  elseif own ~= profile and string.match(own, '^[^;]*') == string.match(profile, '^[^;]*') then
+    if not string.find('\n' .. (others or '') .. '\n', '\n' .. profile .. '\n', 1, true) then
+      redis.call('HSET', key, 'continued_profiles', others and others .. '\n' .. profile or profile)
+    end
+    return profile
+  end
+end
+
 local function start(job)
   if job.status == 'running' then
     lose(job)
@@ -34,12 +66,14 @@ local function start(job)
   wait_no_more(job)
   redis.call('ZADD', DUE, NOW + lease_ms, job.id)
   set_expiry(job, NOW)
-  append(job, 'job.started', cmsgpack.pack({ attempt = job.attempt }))
+  append(job, 'job.started', cmsgpack.pack({ attempt = job.attempt, profile = note_profile(job) }))
   if job.attempt == 1 then notify(job, 'job.started') end
   redis.call('HSET', job_key(job.id), 'status', job.status, 'attempt', job.attempt, 'num_events',
     job.num_events, 'owner', owner)
   redis.call('HSETNX', job_key(job.id), 'started_ms', NOW)
-  if profile ~= '' then redis.call('HSETNX', job_key(job.id), 'profile', profile) end
+  if call ~= '' then
+    redis.call('SET', called_key, string.format('%s %s %d', call, job.id, job.attempt), 'PX', lease_ms + CALL_MS)
+  end
   tell_feed()
   return { NOW, 2, unpack(redis.call('HGETALL', job_key(job.id))) }
 end

@@ -1,5 +1,7 @@
--- Ends jobs past their limits. Returns {1 to be called again, id, new status, ...}; of those whose watch has lapsed,
+-- Ends jobs past their limits. ARGV: how long the store has answered the caller (ms; '' for ever): jobs that may be
+-- unwatched for longer are left. Returns {1 to be called again, id, new status, ...}; of those whose watch has lapsed,
 -- which are to be cancelled by the caller, the id and 'unwatched'.
+local steady_ms = tonumber(ARGV[1]) or math.huge
 local LIMIT = 200
 local ended = { 0 }
 local function note(job) ended[#ended + 1], ended[#ended + 2] = job.id, job.status end
@@ -25,15 +27,18 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', DUE, '-inf', NOW)) do
 end
 if #ended > LIMIT then ended[1] = 1 end
 local unwatched = redis.call('ZRANGEBYSCORE', WATCH, '-inf', NOW, 'LIMIT', 0, LIMIT)
-if #unwatched == LIMIT then ended[1] = 1 end
+local num_left = 0
 for _, id in ipairs(unwatched) do
   local job = read(id)
   if not job or TERMINAL[job.status] then
     redis.call('ZREM', WATCH, id)
+  elseif (tonumber(redis.call('HGET', job_key(id), 'watch_ms') or nil) or 0) > steady_ms then
+    num_left = num_left + 1
   else
     ended[#ended + 1], ended[#ended + 2] = id, 'unwatched'
   end
 end
+if #unwatched == LIMIT and num_left == 0 then ended[1] = 1 end
 -- What somebody from outside has trimmed from a stream could never be claimed: jobs that wait for their first attempt get
 -- a new entry there, page by page from the front, as far as some were missing.
 local PAGE, MAX_PAGES = 64, 64

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from infra import keys
-from infra.contracts import EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
+from infra.contracts import Claim, EventBody, Hold, JobError, ModelCard, Outcome, RunItem, Tier, Usage, Webhook
 from infra.errors import Conflict, EventsGone, IdempotencyMismatch, QueueFull, SuspectWaits, UnknownJob
 from infra.jobs import RedisJobs
 from infra.losses import MAX_LOST_COUNT
@@ -153,6 +153,58 @@ async def test_a_claim_starts_the_first_attempt(store: JobStore, lane: int) -> N
     assert types(await check_log(store, job_id)) == ["queued", "started"]
     load = await store.load(lane)
     assert (load.running, sum(load.waiting.values())) == (1, 0)
+
+
+async def test_a_claim_repeated_by_its_name_returns_what_it_started(store: JobStore, lane: int) -> None:
+    job_id, other = await submitted(store, lane), await submitted(store, lane)
+
+    async def claim(call: str, owner: str = "worker-1", lease_seconds: float = LEASE) -> Claim | None:
+        return await store.claim(lane, owner, free_tokens=None, lease_seconds=lease_seconds, call=call)
+
+    first = await claim("1")
+    assert first is not None and first.job.id == job_id
+    again = await claim("1", lease_seconds=SHORT)
+    assert again == first
+    await lapse()
+    assert await claim("1") == first  # over its lease, but nobody else has it
+    assert (await claim("1", "worker-2") or first).job.id == other  # a name is its owner's alone
+    third = await submitted(store, lane)
+    assert (await claim("2") or first).job.id == third
+    assert await claim("1") is None  # the owner has gone on to its next
+    assert await store.commit(first.hold, success())
+    job = await store.get(job_id)
+    assert job is not None and (job.attempt, job.lost_count) == (1, 0)
+    assert types(await check_log(store, job_id)) == ["queued", "started", "succeeded"]
+
+
+async def test_a_claim_is_not_repeated_for_a_job_that_moved_on(store: JobStore, lane: int) -> None:
+    job_id = await submitted(store, lane)
+    first = await store.claim(lane, "worker-1", free_tokens=None, lease_seconds=SHORT, call="1")
+    assert first is not None
+    await lapse()
+    assert (await claimed(store, lane, "worker-2")).hold == Hold(job_id=job_id, attempt=2)
+    assert await store.claim(lane, "worker-1", free_tokens=None, lease_seconds=LEASE, call="1") is None
+
+
+async def test_a_job_says_which_profiles_its_tokens_come_from(store: JobStore, lane: int) -> None:
+    job_id = await submitted(store, lane)
+
+    async def claim(profile: str) -> Claim:
+        claim = await store.claim(lane, "w", free_tokens=None, lease_seconds=LEASE, profile=profile)
+        assert claim is not None
+        return claim
+
+    await store.release((await claim("w1;device=cuda")).hold, reason="hand_over")
+    first = await claim("w1;device=cpu")  # the one before has emitted nothing: these are this one's tokens
+    await store.publish(lane, [publication(first, delta("a", 1))])
+    await store.release(first.hold, reason="hand_over")
+    for profile in ("w1;device=cuda", "w1;device=cpu", "w1;device=cuda", "w2;device=cpu"):
+        await store.release((await claim(profile)).hold, reason="hand_over")
+    job = await store.get(job_id)
+    assert job is not None
+    assert (job.profile, job.continued_profiles) == ("w1;device=cpu", ["w1;device=cuda"])
+    starts = [event.body.profile for event in await check_log(store, job_id) if event.type == "job.started"]
+    assert starts == [None, None, "w1;device=cuda", None, "w1;device=cuda", None]
 
 
 async def test_each_job_is_claimed_by_one_of_many_workers(store: JobStore, lane: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from infra.contracts import Tier, Webhook
+from infra.contracts import Claim, Hold, Tier, Webhook
 from infra.embedded import EmbeddedServer
 from infra.errors import StoreUnavailable, StoreUnsuitable
 from infra.jobs import RedisJobs
@@ -242,6 +242,26 @@ async def test_a_lost_claim_comes_back_when_its_lease_lapses(redis_url: str) -> 
         await lapse()
         claim = await claimed(jobs, lane)
         assert (claim.job.id, claim.job.attempt) == (job_id, 2)
+        await jobs.close()
+
+
+async def test_a_named_claim_survives_lost_replies(redis_url: str) -> None:
+    async with Cutter(redis_url) as cutter:
+        jobs = await RedisJobs.connect(cutter.url)
+        lane = await jobs.open_lane(ALIAS)
+        job_id = await submitted(jobs, lane)
+
+        async def claim() -> Claim | None:
+            return await jobs.claim(lane, "w", free_tokens=None, lease_seconds=LEASE, call="1")
+
+        cutter.drop_replies = 2
+        with pytest.raises(StoreUnavailable):
+            await claim()
+        cutter.drop_replies = 1
+        found = await claim()
+        assert found is not None and found.hold == Hold(job_id=job_id, attempt=1)
+        assert cutter.drop_replies == 0
+        assert (await jobs.get(job_id)) == found.job
         await jobs.close()
 
 

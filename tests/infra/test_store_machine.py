@@ -7,6 +7,7 @@ millisecond a step, and Redis gets at least as much, so that no two steps share 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -85,6 +86,7 @@ class Twins(RuleBasedStateMachine):
         self.redis: JobStore = jobs
         self.ids: list[str] = []
         self.claims: list[Claim] = []
+        self.num_calls = 0
         self.notices: list[Notice] = []
         self.ended: dict[str, Any] = {}
         assert self.both(lambda store: store.open_lane(ALIAS)) == LANE
@@ -153,15 +155,23 @@ class Twins(RuleBasedStateMachine):
         free_tokens=st.sampled_from([None, None, 0, 5, 50]),
         lease_seconds=st.sampled_from([0.0, FAR]),
         alone=st.booleans(),
+        loses_replies=st.booleans(),
     )
-    def claim(self, owner: str, free_tokens: int | None, lease_seconds: float, alone: bool) -> None:
-        claim = self.both(
-            lambda store: store.claim(
-                LANE, owner, free_tokens=free_tokens, lease_seconds=lease_seconds, profile=owner, alone=alone
-            )
-        )
+    def claim(self, owner: str, free_tokens: int | None, lease_seconds: float, alone: bool,
+              loses_replies: bool = False) -> None:  # fmt: skip
+        def call(store: JobStore) -> Awaitable[Claim | None]:
+            return store.claim(
+                LANE, owner, free_tokens=free_tokens, lease_seconds=lease_seconds, profile=f"w;{owner}", alone=alone,
+                call=str(self.num_calls),
+            )  # fmt: skip
+
+        self.num_calls += 1
+        claim = self.both(call)
         if isinstance(claim, Claim):
             self.claims.append(claim)
+            if loses_replies:
+                again = self.both(call)
+                assert isinstance(again, Claim) and again.hold == claim.hold
 
     @precondition(lambda self: self.claims)
     @rule(data=st.data(), lease_seconds=st.sampled_from([0.0, FAR]))
@@ -236,9 +246,9 @@ class Twins(RuleBasedStateMachine):
             assert timeless(events) == timeless(await store.events(job_id, after=after[job_id], limit=limit))
         return [[job_id, *events] for job_id, events in sorted(found.items())]
 
-    @rule()
-    def sweep(self) -> None:
-        self.both(lambda store: store.sweep(LANE))
+    @rule(steady_seconds=st.sampled_from([math.inf, 0.0]))
+    def sweep(self, steady_seconds: float) -> None:
+        self.both(lambda store: store.sweep(LANE, steady_seconds=steady_seconds))
 
     @rule()
     def pause(self) -> None:

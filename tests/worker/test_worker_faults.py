@@ -38,6 +38,7 @@ from tests.worker.worker_aids import (
     until_running,
 )
 from worker import payloads, retry, service, watchdog
+from worker.card import profile_of
 
 PROMPT = "Whatever can fail fails once, and what cannot fail fails twice."
 
@@ -283,6 +284,38 @@ async def test_jobs_begun_under_other_weights_are_not_continued(
     assert failed.outcome.result is not None
     told = told_by(await checked_log(backend.store, begun))
     assert list(told.values()) == failed.outcome.result.choices
+
+
+async def test_another_profile_of_the_same_weights_goes_on_and_says_so(backend: Backend) -> None:
+    begun = await submit(backend.store, PROMPT, max_tokens=200)
+    slow = replace(ENGINE, fake_seconds_per_step=0.01)
+    async with serving(backend, settings=replace(SETTINGS, drain_seconds=0.0), engine=slow) as first:
+        await until_running(backend, begun)
+        assert await first.stop() is True
+
+    def other_kernels() -> LLM:
+        loaded = load_fake(ENGINE)
+        return LLM(replace(loaded, info=replace(loaded.info, kernels="fake-2")), ENGINE)
+
+    async with serving(backend, load=other_kernels):
+        job = await the_end(backend.store, begun)
+    own, other = profile_of(load_fake(ENGINE).info), profile_of(other_kernels().info)
+    assert (job.status, job.profile, job.continued_profiles) == (Status.SUCCEEDED, own, [other])
+    events = await checked_log(backend.store, begun)
+    assert [event.body.profile for event in events if event.type == "job.started"] == [None, other]
+    assert job.outcome is not None and job.outcome.usage.completion_tokens == 200
+    told = told_by(events)
+    assert job.outcome.result is not None and list(told.values()) == job.outcome.result.choices
+
+
+async def test_claims_whose_answers_are_lost_cost_their_jobs_nothing(backend: Backend) -> None:
+    faults = Faults()
+    faults.lose_replies["claim"] = 5
+    ids = [await submit(backend.store, PROMPT, max_tokens=20) for _ in range(8)]
+    async with serving(backend.with_faults(faults)):
+        jobs = [await the_end(backend.store, job_id) for job_id in ids]
+    assert faults.lose_replies["claim"] == 0
+    assert [(job.status, job.attempt, job.lost_count) for job in jobs] == [(Status.SUCCEEDED, 1, 0)] * len(ids)
 
 
 async def test_one_span_per_attempt_in_the_callers_trace(backend: Backend) -> None:
