@@ -72,17 +72,17 @@ class Cluster:
             raise answer
         return answer
 
-    async def several(self, commands: Sequence[Command], *, atomic: bool, near: Argument | None = None) -> list[Any]:
+    async def several(self, commands: Sequence[Command], *, near: Argument | None = None) -> list[Any]:
         """The answers in order; errors of single ones are among them.
 
-        Commands that belong together (`atomic`, or one without a key among them) go to one server on one connection,
-        in one slot; all others where their keys are, side by side.
+        Commands that belong together (one without a key is among them) go to one server on one connection, in one
+        slot; all others where their keys are, side by side.
         """
         if not commands:
             return []
-        if atomic or any(key_of(command) is None for command in commands):
+        if any(key_of(command) is None for command in commands):
             slot = self._slot_for(commands, near)
-            return await self._redirected(commands, slot, atomic=atomic, are_one=True)
+            return await self._redirected(commands, slot, are_one=True)
         by_slot = defaultdict[int, list[int]](list)
         for index, command in enumerate(commands):
             by_slot[self._slot_for([command], None)].append(index)
@@ -116,9 +116,7 @@ class Cluster:
             raise ValueError(f"{[str(command[0]) for command in commands]} touch {len(slots)} slots, not one")
         return slots.pop()
 
-    async def _redirected(
-        self, commands: Sequence[Command], slot: int, *, atomic: bool = False, are_one: bool = False
-    ) -> list[Any]:
+    async def _redirected(self, commands: Sequence[Command], slot: int, *, are_one: bool = False) -> list[Any]:
         """The answers of the server that has the slot now. Where it has turned all away, nothing was done: ask on.
 
         `are_one`: of commands that prove something together, some cannot be asked again alone.
@@ -130,7 +128,7 @@ class Cluster:
             if host is None:
                 self._is_stale = True
                 raise ClusterDownError(f"no server has slot {slot}")
-            answers = await self._answers(host, commands, atomic=atomic, is_asking=is_asking)
+            answers = await self._answers(host, commands, is_asking=is_asking)
             refused = [index for index, command in enumerate(commands) if _is_refusal(answers[index], command)]
             if not refused:
                 return answers
@@ -139,7 +137,7 @@ class Cluster:
                     [answers[index]] = await self._redirected([commands[index]], slot)
                 return answers
             refusal = answers[refused[0]]
-            if len(refused) < num_keyed or (atomic and not isinstance(refusal, MovedError)):
+            if len(refused) < num_keyed:
                 break
             is_asking = False
             if isinstance(refusal, MovedError):
@@ -152,15 +150,15 @@ class Cluster:
                 host = self._hosts[slot]
         return [TryAgainError("the slot of these keys is being moved to another server")] * len(commands)
 
-    async def _answers(self, host: Host, commands: Sequence[Command], *, atomic: bool, is_asking: bool) -> list[Any]:
+    async def _answers(self, host: Host, commands: Sequence[Command], *, is_asking: bool) -> list[Any]:
         node = self._node(host)
         try:
             if is_asking:
                 answers = await node.asking(commands)
-            elif len(commands) == 1 and not atomic:
+            elif len(commands) == 1:
                 answers = [await _caught(node, commands[0])]
             else:
-                answers = await node.several(commands, atomic=atomic)
+                answers = await node.several(commands)
         except (MovedError, AskError, TryAgainError) as refusal:  # of a transaction
             answers = [refusal] * len(commands)
         except BaseException as error:

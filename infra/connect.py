@@ -74,17 +74,17 @@ class Server:
         with translated():
             return await self.raw(*parts, near=near)
 
-    async def batch(self, *commands: Command, atomic: bool = True, near: Argument | None = None) -> list[Any]:
-        """The answers of several commands in one round trip; `atomic`: as one transaction in one slot."""
+    async def batch(self, *commands: Command, near: Argument | None = None) -> list[Any]:
+        """The answers of several commands in one round trip. No transaction: what must change together is a script."""
         with translated():
-            answers = await self.raw_batch(*commands, atomic=atomic, near=near)
+            answers = await self.raw_batch(*commands, near=near)
             if (error := first_error(answers)) is not None:
                 raise error
             return answers
 
-    async def raw_batch(self, *commands: Command, atomic: bool = False, near: Argument | None = None) -> list[Any]:
+    async def raw_batch(self, *commands: Command, near: Argument | None = None) -> list[Any]:
         """As `batch`, but redis errors as they are, and the server's own among the answers instead of raised."""
-        return await self._servers.several(commands, atomic=atomic, near=near)
+        return await self._servers.several(commands, near=near)
 
     async def everywhere(self, *parts: Argument) -> list[Any]:
         """The answers of every server that takes writes."""

@@ -24,6 +24,7 @@ from infra.errors import StoreUnavailable, StoreUnsuitable
 from infra.node import Argument
 from infra.settings import StoreSettings
 
+_MARK = "#!lua flags=allow-oom\nreturn redis.call('SET', KEYS[1], '')"  # a plain SET is refused when memory is full
 WAIT_SECONDS = 3.0  # under the connections' time-out
 
 
@@ -58,9 +59,10 @@ class Durability:
         wait_ms = round(WAIT_SECONDS * 1000)
         if not self.needs_proof:
             return []
+        write = ("EVAL", _MARK, 1, mark)
         if self.mode == "fsync":
-            return [("SET", mark, b""), ("WAITAOF", 1, 0, wait_ms)]
-        return [("SET", mark, b""), ("WAIT", self.num_replicas, wait_ms)]
+            return [write, ("WAITAOF", 1, 0, wait_ms)]
+        return [write, ("WAIT", self.num_replicas, wait_ms)]
 
     def check(self, answer: Any) -> None:
         """Raises StoreUnavailable unless the last answer of a batch says that the mark is kept."""
@@ -74,7 +76,7 @@ class Durability:
 
     async def batch(self, server: Server, mark: str, *commands: Sequence[Argument]) -> list[Any]:
         """The answers of the commands, once all that they wrote or read is kept."""
-        answers = await server.batch(*commands, *self.proof(mark), atomic=False)
+        answers = await server.batch(*commands, *self.proof(mark))
         self.check(answers[-1])
         return answers[: len(commands)]
 

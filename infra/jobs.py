@@ -300,9 +300,9 @@ class RedisJobs:
         ask = ("XRANGE", lane.events(job_id), f"{after + 2}-0", "+", "COUNT", limit)
         entries = await self._server.command(*ask)
         if not entries:  # why, and whether still so, is one more question
-            # In an order that needs no transaction: a server whose memory is full refuses those, even to read.
-            asked = (ask, ("EXISTS", lane.events(job_id)), ("HGET", lane.job(job_id), "num_events"))
-            entries, is_there, num_events = await self._server.batch(*asked, atomic=False)
+            entries, is_there, num_events = await self._server.batch(  # a log that grows meanwhile tells its feed
+                ask, ("EXISTS", lane.events(job_id)), ("HGET", lane.job(job_id), "num_events")
+            )
             if num_events is None:
                 raise UnknownJob(f"no job {job_id}: it never was, or its record has expired", param="id")
             if not is_there and int(num_events) > after + 1:

@@ -28,12 +28,9 @@ class Node:
     async def one(self, command: Command, *, near: Argument | None = None) -> Any:
         return await cast(Any, self._client).execute_command(*command)
 
-    async def several(self, commands: Sequence[Command], *, atomic: bool, near: Argument | None = None) -> list[Any]:
-        """The answers of several commands on one connection; errors of single ones are among them, not raised.
-
-        `atomic`: as one transaction; an error that keeps it from running is raised.
-        """
-        async with self._client.pipeline(transaction=atomic) as pipe:
+    async def several(self, commands: Sequence[Command], *, near: Argument | None = None) -> list[Any]:
+        """The answers of several commands on one connection; errors of single ones are among them, not raised."""
+        async with self._client.pipeline(transaction=False) as pipe:
             for command in commands:
                 cast(Any, pipe).execute_command(*command)
             return await pipe.execute(raise_on_error=False)
@@ -44,7 +41,7 @@ class Node:
         redis-py's own cluster client sends it as a command by itself, which may take another connection.
         """
         asked = [part for command in commands for part in (("ASKING",), command)]
-        return (await self.several(asked, atomic=False))[1::2]
+        return (await self.several(asked))[1::2]
 
     async def everywhere(self, command: Command) -> list[Any]:
         return [await self.one(command)]

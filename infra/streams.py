@@ -15,11 +15,22 @@ import redis
 from infra.connect import Server, translated
 from infra.contracts import Tier
 from infra.keys import Lane
+from infra.script_caller import ScriptCaller
 
 _BLOCK_SECONDS = 1.5
 _TIMEOUT_SECONDS = 5.0
 _PAGE = 1000
 _MAX_LANES = 1000  # of a Cluster, read side by side
+# When the due clocks of lanes strike next. KEYS: the clocks. ARGV: of each, how far it was looked at: '-inf', or '(' and
+# a time (ms). Returns now (ms), then of each its first time (ms) behind that, or ''.
+_DUE = """#!lua flags=allow-oom
+local time = redis.call('TIME')
+local found = { time[1] * 1000 + math.floor(time[2] / 1000) }
+for i, clock in ipairs(KEYS) do
+  found[i + 1] = redis.call('ZRANGEBYSCORE', clock, ARGV[i], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2] or ''
+end
+return found
+"""
 _MISSING_SECONDS = 0.5  # a lane whose server does not answer is asked again after so long
 
 
@@ -80,6 +91,7 @@ class WorkBell:
 
     def __init__(self, server: Server) -> None:
         self._reader = StreamReader(server)
+        self._scripts = ScriptCaller(server)
         self._looked_ms: dict[int, int] = {}
 
     async def ring(self, lanes: Sequence[int], *, timeout: float) -> set[str]:
@@ -97,13 +109,10 @@ class WorkBell:
 
     async def _seconds_until_due(self, lanes: Sequence[Lane]) -> float | None:
         """Until the next time that no look has seen pass; 0 if one has passed since the last, None without any."""
-        firsts_asked = [
-            ("ZRANGEBYSCORE", lane.due, self._after(lane.number), "+inf", "WITHSCORES", "LIMIT", 0, 1) for lane in lanes
-        ]
-        (seconds, micros), *firsts = await self._reader.server.batch(("TIME",), *firsts_asked, atomic=False)
-        now_ms = seconds * 1000 + micros // 1000
+        clocks, looked = [lane.due for lane in lanes], [self._after(lane.number) for lane in lanes]
+        now_ms, *firsts = await self._scripts.call(_DUE, clocks, looked)
         self._looked_ms.update((lane.number, now_ms) for lane in lanes)
-        dues = [float(first[1]) for first in firsts if first]
+        dues = [float(first) for first in firsts if first]
         return max(0.0, min(dues) - now_ms) / 1000 if dues else None
 
     def _after(self, lane: int) -> str:

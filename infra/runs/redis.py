@@ -18,9 +18,9 @@ from infra.contracts import JobError, pack
 from infra.node import Argument
 from infra.runs import scripts
 from infra.runs.records import DocumentSource, DocumentState, NewRun, RunHeader
-from infra.runs.scripts import ScriptCaller
 from infra.runs.store import Document, DocumentUpdate, Written
 from infra.runs.views import RunView, view_of
+from infra.script_caller import ScriptCaller
 from infra.states import TERMINAL, Status
 
 CLOCK = "ms:runs:due"
@@ -106,9 +106,9 @@ class RedisRuns:
 
     async def get(self, run_id: str) -> RunView | None:
         keys = RunKeys(run_id)
-        names = (keys.run, keys.sources, keys.states, keys.versions)
-        asked = [("HGETALL", name) for name in names]
-        fields, sources, states, versions = await self._server.batch(*asked, atomic=False)  # see `documents`
+        names = [keys.run, keys.sources, keys.states, keys.versions]
+        found = await self._scripts.call(scripts.READ, names, [])
+        fields, sources, states, versions = (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in found)
         if not fields:
             return None
         header = _header(fields)
@@ -128,7 +128,7 @@ class RedisRuns:
         ids = [run_id.decode() for run_id in await self._server.command("ZRANGE", CLOCK, 0, -1)]
         keys = [RunKeys(run_id) for run_id in ids]
         asked = [("HMGET", one.run, "record", "status", "unfed") for one in keys] + [("SCARD", one.fed) for one in keys]
-        answers = await self._server.batch(*asked, atomic=False) if asked else []
+        answers = await self._server.batch(*asked) if asked else []
         found = Counter[str]()
         for (record, status, unfed), num_fed in zip(answers[: len(keys)], answers[len(keys) :], strict=True):
             if record is not None and Status(status.decode()) not in TERMINAL:
@@ -149,11 +149,8 @@ class RedisRuns:
         if not numbers:
             return []
         keys = RunKeys(run_id)
-        # No transaction: a server whose memory is full refuses those, even to read. A version that is read before its
-        # state is at most too old, and then the state cannot be changed by it.
-        names = (keys.versions, keys.states, keys.sources)
-        commands: list[list[Argument]] = [["HMGET", name, *numbers] for name in names]
-        versions, states, sources = await self._server.batch(*commands, atomic=False)
+        names = [keys.sources, keys.states, keys.versions]
+        sources, states, versions = await self._scripts.call(scripts.READ_FIELDS, names, list(numbers))
         return [
             Document(number, _decode(source, DocumentSource), _state(state, version))
             for number, source, state, version in zip(numbers, sources, states, versions, strict=True)

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from typing import Any
-
-from redis.exceptions import NoScriptError
-
-from infra.connect import Server, translated
-from infra.node import Argument
 from infra.states import TERMINAL
 
 _CLOCK = """
@@ -109,17 +101,17 @@ return ids
 """
 
 
-class ScriptCaller:
-    """Calls scripts by their digest; a server that has forgotten one is given its text again."""
+# KEYS: hashes of a run. Returns of each its names and values in turn.
+# A transaction would do, but the server refuses it when memory is full.
+READ = """#!lua flags=allow-oom
+local found = {}
+for i, key in ipairs(KEYS) do found[i] = redis.call('HGETALL', key) end
+return found
+"""
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-
-    async def call(self, script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
-        # A script's name on the server is the SHA-1 of its text; nothing is kept secret by it.
-        digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        with translated():
-            try:
-                return await self._server.raw("EVALSHA", digest, len(keys), *keys, *arguments)
-            except NoScriptError:
-                return await self._server.raw("EVAL", script, len(keys), *keys, *arguments)
+# KEYS: hashes of a run. ARGV: names of fields. Returns of each the values.
+READ_FIELDS = """#!lua flags=allow-oom
+local found = {}
+for i, key in ipairs(KEYS) do found[i] = redis.call('HMGET', key, unpack(ARGV)) end
+return found
+"""

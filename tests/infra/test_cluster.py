@@ -119,7 +119,7 @@ async def test_one_server_that_answers_is_enough_to_find_all(cluster_url: str) -
 
 async def test_a_batch_over_many_slots_keeps_its_order(cluster_url: str) -> None:
     server = Server(cluster_url)
-    await server.batch(*(("SET", f"key-{number}", number) for number in range(50)), atomic=False)
+    await server.batch(*(("SET", f"key-{number}", number) for number in range(50)))
     answers = await server.raw_batch(*(("GET", f"key-{number}") for number in range(50)), ("HGETALL", "key-1"))
     assert answers[:50] == [b"%d" % number for number in range(50)]
     assert isinstance(answers[50], redis.ResponseError)

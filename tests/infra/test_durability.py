@@ -124,3 +124,19 @@ async def test_fast_waits_for_nothing(primary: EmbeddedServer) -> None:
     with redis.Redis.from_url(primary.url) as client:
         assert not client.keys("*:mark")
     await jobs.close()
+
+
+async def test_what_is_kept_is_told_also_when_memory_is_full(primary: EmbeddedServer, replica: EmbeddedServer) -> None:
+    """Work that ends then must be told of: the proof itself needs a little room."""
+    jobs = await RedisJobs.connect(primary.url, kept=REPLICATED)
+    lane = await jobs.open_lane(ALIAS)
+    job_id = await submitted(jobs, lane)
+    claim = await claimed(jobs, lane)
+    with redis.Redis.from_url(primary.url) as client:
+        client.config_set("maxmemory", 1)
+        assert await jobs.commit(claim.hold, success())
+        job = await jobs.get(job_id)
+        assert job is not None and job.status is Status.SUCCEEDED
+        assert (await jobs.events(job_id))[-1].is_last
+        client.config_set("maxmemory", 0)
+    await jobs.close()

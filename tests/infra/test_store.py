@@ -851,10 +851,10 @@ async def test_a_record_goes_at_last(store_url: str) -> None:
 
 
 async def test_a_head_that_stood_too_long_goes_first(store_url: str) -> None:
-    store = await _short_lived(store_url, QueueSettings(patience_seconds=0.005))
+    store = await _short_lived(store_url, QueueSettings(patience_seconds=0.1))
     lane = await store.open_lane(ALIAS)
     bulk = await submitted(store, lane, tier=Tier.BULK)
-    await asyncio.sleep(0.06)  # past the bulk tier's patience, eight times 5 ms
+    await asyncio.sleep(1.0)  # past the bulk tier's patience, eight times 100 ms
     await submitted(store, lane, tier=Tier.INTERACTIVE)
     assert (await claimed(store, lane)).job.id == bulk
     await store.close()

@@ -11,7 +11,7 @@ import redis
 
 from infra.contracts import Claim, Hold, Tier, Webhook
 from infra.embedded import EmbeddedServer
-from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.errors import StoreUnavailable, StoreUnsuitable, UnknownJob
 from infra.jobs import RedisJobs
 from infra.keys import Lane, tenant_jobs
 from infra.settings import QueueSettings
@@ -376,6 +376,9 @@ async def test_full_memory_refuses_new_work_and_ends_old(tmp_path: Path) -> None
         await jobs.cancel(cancelled)
         (notice,) = await jobs.take_notices(lane, limit=10, hide_seconds=60)
         await jobs.delete_notice(notice)
+        assert await jobs.events(job_id, after=3) == []  # the look behind the last event, too
+        with pytest.raises(UnknownJob):
+            await jobs.events(refused.id)
         assert types(await check_log(jobs, job_id)) == ["queued", "started", "delta", "succeeded"]
         server.config_set("maxmemory", 0)
         await submitted(jobs, lane)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import msgspec
 import pytest
+import redis
 
 from infra.contracts import JobError
+from infra.embedded import EmbeddedServer
 from infra.errors import BadRequest, StoreUnavailable
 from infra.runs import (
     Chunk,
@@ -280,3 +283,20 @@ async def test_a_server_that_is_gone_is_unavailable() -> None:
     with pytest.raises(StoreUnavailable):
         await runs.take_due(limit=1, hide_seconds=1)
     await runs.close()
+
+
+async def test_runs_go_on_when_memory_is_full(tmp_path: Path) -> None:
+    """What is accepted is read, advanced and finished; only a new run is refused."""
+    with EmbeddedServer(tmp_path) as url, redis.Redis.from_url(url) as server:
+        runs = RedisRuns.open(url)
+        run = new_run(1)
+        assert await runs.create(run)
+        server.config_set("maxmemory", 1)
+        with pytest.raises(StoreUnavailable):
+            await runs.create(new_run(1))
+        assert await feed(runs, run.id, 0, "m0") is Written.YES
+        assert await runs.unfed() == {"m": 1}
+        assert await runs.cancel(run.id) is not None
+        view = await runs.get(run.id)
+        assert view is not None and view.status is Status.CANCELLED
+        await runs.close()
