@@ -159,8 +159,6 @@ class Cluster:
                 answers = [await _caught(node, commands[0])]
             else:
                 answers = await node.several(commands)
-        except (MovedError, AskError, TryAgainError) as refusal:  # of a transaction
-            answers = [refusal] * len(commands)
         except BaseException as error:
             if is_lost(error):
                 self._is_stale, self._lost = True, host

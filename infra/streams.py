@@ -21,8 +21,8 @@ _BLOCK_SECONDS = 1.5
 _TIMEOUT_SECONDS = 5.0
 _PAGE = 1000
 _MAX_LANES = 1000  # of a Cluster, read side by side
-# When the due clocks of lanes strike next. KEYS: the clocks. ARGV: of each, how far it was looked at: '-inf', or '(' and
-# a time (ms). Returns now (ms), then of each its first time (ms) behind that, or ''.
+# When the due clocks of lanes strike next. KEYS: the clocks. ARGV: how far each was looked at: '-inf', or '(' and a
+# time (ms). Returns now (ms), then of each its first time (ms) behind that, or ''.
 _DUE = """#!lua flags=allow-oom
 local time = redis.call('TIME')
 local found = { time[1] * 1000 + math.floor(time[2] / 1000) }

@@ -124,7 +124,7 @@ async def test_a_batch_over_many_slots_keeps_its_order(cluster_url: str) -> None
     assert answers[:50] == [b"%d" % number for number in range(50)]
     assert isinstance(answers[50], redis.ResponseError)
     with pytest.raises(ValueError, match="touch 2 slots"):
-        await server.batch(("SET", "a", 1), ("SET", "b", 1))
+        await server.batch(("SET", "a", 1), ("SET", "b", 1), ("WAIT", 0, 1))
     with pytest.raises(ValueError, match="touch 0 slots"):
         await server.command("TIME")
     await server.close()
