@@ -10,14 +10,14 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 
-from api_gateway.auth import caller_guard
+from api_gateway.auth import Operators, caller_guard, operator_guard
 from api_gateway.bodies import StrictBody
 from api_gateway.docs_page import DocsPage
 from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
 from api_gateway.gateway import Gateway
 from api_gateway.observing import observe
 from api_gateway.request_ids import add_request_id
-from api_gateway.routes import FOR_ANYONE, FOR_CALLERS
+from api_gateway.routes import FOR_ANYONE, FOR_CALLERS, FOR_OPERATORS
 from engine.errors import InvalidRequest
 from infra.blobs import Blobs
 from infra.errors import MillstreamError
@@ -58,8 +58,13 @@ def create_app(
         dto=StrictBody,
         return_dto=None,
     )
+    operators = Router(
+        "/",
+        route_handlers=list(FOR_OPERATORS),
+        guards=[operator_guard(Operators.from_settings(gateway.settings.admin_keys))],
+    )
     return Litestar(
-        route_handlers=[callers, *FOR_ANYONE],
+        route_handlers=[callers, operators, *FOR_ANYONE],
         lifespan=[lifespan],
         state=State({"gateway": gateway}),
         middleware=[observe],

@@ -13,7 +13,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 from litestar.types import Guard
 
-from api_gateway.errors import NotLocal, Unauthorized
+from api_gateway.errors import NotLocal, NotOperator, Unauthorized
 
 TENANT_WITHOUT_KEYS = "default"
 
@@ -91,12 +91,51 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Who may pause and resume lanes: whoever has an admin key; without any, only this machine."""
+
+    digests: tuple[bytes, ...]
+
+    @classmethod
+    def from_settings(cls, admin_keys: str) -> Operators:
+        """`admin_keys` is comma-separated."""
+        names = sorted({key.strip() for key in admin_keys.split(",") if key.strip()})
+        return cls(tuple(hashlib.sha256(key.encode()).digest() for key in names))
+
+    def check(self, authorization: str | None, caller: Caller) -> None:
+        """Raises Unauthorized without a key, NotOperator for a key, or a machine, that may not."""
+        if not self.digests:
+            if not caller.is_local:
+                raise NotOperator
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Unauthorized("this needs an admin key: `Authorization: Bearer <key>`")
+        offered = hashlib.sha256(key.strip().encode()).digest()
+        matches = [hmac.compare_digest(offered, known) for known in self.digests]
+        if not any(matches):
+            raise NotOperator("this key is no admin key; lanes are paused and resumed by whoever runs this service")
+
+
+def operator_guard(operators: Operators) -> Guard:
+    """A guard that lets operators pass."""
+
+    async def check(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
+        operators.check(connection.headers.get("authorization"), _caller_of(connection))
+
+    return check
+
+
+def _caller_of(connection: ASGIConnection) -> Caller:  # type: ignore[type-arg]
+    headers, client = connection.headers, connection.client
+    return Caller(client.host if client else None, headers.get("host"), headers.get("origin"))
+
+
 def caller_guard(keyring: Keyring) -> Guard:
     """A guard that lets known callers pass and notes their tenant in the request's state."""
 
     async def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
-        headers, client = connection.headers, connection.client
-        caller = Caller(client.host if client else None, headers.get("host"), headers.get("origin"))
-        connection.state.tenant = keyring.tenant_of(headers.get("authorization"), caller)
+        connection.state.tenant = keyring.tenant_of(connection.headers.get("authorization"), _caller_of(connection))
 
     return identify

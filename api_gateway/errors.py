@@ -37,6 +37,13 @@ class NotLocal(MillstreamError):
     code = "not_local"
 
 
+class NotOperator(MillstreamError):
+    """No admin key is configured: lanes are paused from this machine alone; set MILLSTREAM_ADMIN_KEYS."""
+
+    status = 403
+    code = "not_operator"
+
+
 class BodyTooLarge(MillstreamError):
     """The request body is too large."""
 

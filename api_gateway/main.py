@@ -24,7 +24,7 @@ from infra.connect import Server
 from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
 from infra.runs.redis import RedisRuns
-from infra.settings import GatewaySettings, StoreSettings
+from infra.settings import GatewaySettings, QueueSettings, StoreSettings
 from infra.telemetry import Telemetry
 
 log = logging.getLogger("millstream.gateway")
@@ -38,14 +38,14 @@ class BadSettings(MillstreamError):
     """The gateway cannot serve as it is configured."""
 
 
-def run(store_settings: StoreSettings, settings: GatewaySettings) -> int:
+def run(store_settings: StoreSettings, settings: GatewaySettings, *, queue: QueueSettings | None = None) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # its own start and stop say nothing that we do not
     try:
         check(settings)
         raise_file_limit()
-        uvloop.run(_serve(store_settings, settings))
+        uvloop.run(_serve(store_settings, settings, queue))
     except MillstreamError as error:
         print(f"millstream gateway: {error.message}", file=sys.stderr)
         return 1
@@ -70,11 +70,11 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _serve(store_settings: StoreSettings, settings: GatewaySettings) -> None:
+async def _serve(store_settings: StoreSettings, settings: GatewaySettings, queue: QueueSettings | None) -> None:
     url = store_settings.server_url
     blobs = open_blobs(store_settings.blobs)
     async with contextlib.AsyncExitStack() as stack:
-        store = await RedisJobs.connect(url, kept=store_settings)
+        store = await RedisJobs.connect(url, settings=queue, kept=store_settings)
         stack.push_async_callback(store.close)
         runs = RedisRuns(Server(url))
         stack.push_async_callback(runs.close)

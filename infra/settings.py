@@ -63,6 +63,7 @@ class GatewaySettings:
     keepalive_seconds: float = 15.0  # comment line on silent event streams
     shutdown_seconds: float = 10.0
     api_keys: str = ""  # comma-separated; each is a tenant of its own. Empty: only this machine is served
+    admin_keys: str = ""  # comma-separated; they may pause and resume lanes. Empty: only this machine may
     cache_secret: str = ""  # keys the tenants' prefix-cache domains; empty: derived from the API keys
     default_max_tokens: int = 1024  # tokens generated at most where the caller does not say
     sweep_seconds: float = 30.0  # how often each gateway ends what is past its time
@@ -108,6 +109,7 @@ class DispatcherSettings:
     notice_hide_seconds: float = 60.0  # a notice whose relay died returns after so long
     public_url: str = ""  # the gateway as clients reach it, put before the paths in webhooks: https://llm.example.com
     celery_url: str | None = None  # broker of the steps of runs, no Cluster; None: the store's server
+    dispatcher_health_port: int = 0  # /healthz and /readyz; 0: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +118,4 @@ class PipelineSettings:
     run_window: int = 16  # child jobs of one run in the queue at once
     file_roots: str = ""  # colon-separated folders that file:// inputs may name; empty: none
     s3_roots: str = ""  # comma-separated s3://bucket/prefix that s3:// inputs may name; empty: none
+    pipelines_health_port: int = 0  # /healthz and /readyz; 0: none

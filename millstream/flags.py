@@ -7,8 +7,10 @@ flag wins over the variable, the variable over the file, the file over the defau
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -16,6 +18,7 @@ from cyclopts import App, Group, Parameter
 
 from millstream.comments import field_comments
 from millstream.errors import UsageError
+from millstream.tether import VARIABLE as TETHER_VARIABLE
 
 Command = TypeVar("Command", bound=Callable[..., int])
 Settings = TypeVar("Settings")
@@ -30,6 +33,9 @@ CONVENTIONAL: Mapping[str, str] = {
 }
 
 CONFIG_VARIABLE = "MILLSTREAM_CONFIG"
+PREFIX = "MILLSTREAM_"
+# Variables that are no settings: of the client's commands, and of `up` for its children.
+OTHER_VARIABLES = frozenset({CONFIG_VARIABLE, TETHER_VARIABLE, "MILLSTREAM_URL", "MILLSTREAM_API_KEY"})
 
 ConfigFile = Annotated[
     Path | None,
@@ -65,6 +71,16 @@ def setting_names() -> set[str]:
     return {name for kind in settings_kinds().values() for name in _names(kind)}
 
 
+def refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """Raises UsageError for a variable that looks like ours and is none: misspelt, a setting would do nothing."""
+    known = {f"{PREFIX}{name.upper()}" for name in setting_names()} | OTHER_VARIABLES
+    for name in sorted(environment.keys() - known):
+        if name.startswith(PREFIX):
+            near = get_close_matches(name.removeprefix(PREFIX), [one.removeprefix(PREFIX) for one in known], n=1)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else "unset it, or see --help for those there are"
+            raise UsageError(f"the environment variable {name} is no setting; {hint}")
+
+
 def _names(kind: Any) -> set[str]:
     return {one.name for one in fields(kind)}
 
@@ -91,6 +107,7 @@ def takes_settings(command: Command) -> Command:
     signature = inspect.Signature(sorted(parameters, key=lambda one: one.kind), return_annotation=hints["return"])
 
     def called_with_flags(*positional: Any, **given: Any) -> int:
+        refuse_unknown_variables(os.environ)
         bound = signature.bind(*positional, **given)
         bound.apply_defaults()
         values = bound.arguments

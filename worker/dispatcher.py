@@ -17,10 +17,11 @@ from infra.errors import BlobUnavailable, MillstreamError, StoreUnavailable
 from infra.jobs import RedisJobs
 from infra.runs import RunHeader, RunStore
 from infra.runs.redis import RedisRuns
-from infra.settings import DispatcherSettings, StoreSettings
+from infra.settings import DispatcherSettings, QueueSettings, StoreSettings
 from infra.store import JobStore
 from infra.sweeper import Sweeper
 from infra.telemetry import Telemetry
+from worker.health import health_served
 from worker.orphans import delete_orphans
 from worker.runs.app import StepSender, make_app
 from worker.runs.relay import StepRelay
@@ -41,28 +42,30 @@ STOP_SECONDS = 3.0
 ORPHANS_SECONDS = 3600.0  # between two looks at all blobs of jobs
 
 
-def run(store_settings: StoreSettings, settings: DispatcherSettings) -> int:
+def run(store_settings: StoreSettings, settings: DispatcherSettings, *, queue: QueueSettings | None = None) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it would log the URLs, and those may hold secrets
     try:
-        asyncio.run(_serve(store_settings, settings))
+        asyncio.run(_serve(store_settings, settings, queue))
     except (MillstreamError, ValueError) as error:
         print(f"dispatcher: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-async def _serve(store_settings: StoreSettings, settings: DispatcherSettings) -> None:
+async def _serve(store_settings: StoreSettings, settings: DispatcherSettings, queue: QueueSettings | None) -> None:
     stopping = Stopping()
     stopping.on_signals()
-    async with opened(store_settings, settings) as dispatcher:
+    async with opened(store_settings, settings, queue=queue) as dispatcher:
         print("dispatcher ready", flush=True)
         await dispatcher.run(stopping.told)
 
 
 @asynccontextmanager
-async def opened(store_settings: StoreSettings, settings: DispatcherSettings) -> AsyncIterator[Dispatcher]:
+async def opened(
+    store_settings: StoreSettings, settings: DispatcherSettings, *, queue: QueueSettings | None = None
+) -> AsyncIterator[Dispatcher]:
     """A dispatcher with all that it needs, closed afterwards.
 
     Raises ValueError for a setting that cannot be used, StoreUnavailable or StoreUnsuitable where there is no store.
@@ -74,8 +77,10 @@ async def opened(store_settings: StoreSettings, settings: DispatcherSettings) ->
         signing.key_of(settings.webhook_secret)
     url = store_settings.server_url
     async with AsyncExitStack() as stack:
-        store = await RedisJobs.connect(url, kept=store_settings)
+        store = await RedisJobs.connect(url, settings=queue, kept=store_settings)
         stack.push_async_callback(store.close)
+        health = health_served(settings.dispatcher_health_port, store, setting="dispatcher_health_port")
+        await stack.enter_async_context(health)
         runs = RedisRuns.open(url)
         stack.push_async_callback(runs.close)
         ledger = Ledger.open(url)

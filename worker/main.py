@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from infra.blobs import open_blobs
 from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
-from infra.settings import StoreSettings, WorkerSettings
+from infra.settings import QueueSettings, StoreSettings, WorkerSettings
 from infra.telemetry import Telemetry
 from worker.service import Worker
 from worker.signals import Stopping
@@ -29,25 +29,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def run(store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig) -> int:
+def run(
+    store_settings: StoreSettings,
+    settings: WorkerSettings,
+    engine_config: EngineConfig,
+    *,
+    queue: QueueSettings | None = None,
+) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean drain, 1 where something broke."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     log.info("starting to serve %s", settings.model)
     try:
-        return 0 if asyncio.run(_serve(store_settings, settings, engine_config)) else 1
+        return 0 if asyncio.run(_serve(store_settings, settings, engine_config, queue)) else 1
     except (MillstreamError, EngineError) as error:  # what an operator can mend; its message says how
         log.error("the worker cannot serve: %s", error)
         return 1
 
 
-async def _serve(store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig) -> bool:
+async def _serve(
+    store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig, queue: QueueSettings | None
+) -> bool:
     def load() -> LLM:
         from engine.llm import LLM
 
         return LLM(settings.model, engine_config)
 
     async def open_store() -> RedisJobs:
-        return await RedisJobs.connect(store_settings.server_url, kept=store_settings)
+        return await RedisJobs.connect(store_settings.server_url, settings=queue, kept=store_settings)
 
     stopping = Stopping()
     stopping.on_signals()

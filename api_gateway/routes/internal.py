@@ -1,4 +1,8 @@
-"""`/internal`: for autoscalers and operators, not for the internet."""
+"""`/internal`: for autoscalers and operators, not for the internet.
+
+The scaling signal, like `/metrics`, tells whoever can reach this gateway how much work there is, and of whom nothing:
+keep them inside the cluster. Pausing a lane needs an admin key.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from infra.contracts import Job, NewJob
 from infra.errors import Conflict
 from infra.jobs import RedisJobs
 from infra.keys import lane_of, new_job_id
-from infra.settings import StoreSettings
+from infra.settings import QueueSettings, StoreSettings
 from infra.store import JobStore
 from millstream.errors import UsageError
 from millstream.flags import from_environment
@@ -43,7 +43,8 @@ def dead_letters(
 
 async def _serve(action: str, job_ids: list[str], requeues_all: bool) -> int:
     settings = joining(from_environment(StoreSettings))
-    store = await RedisJobs.connect(settings.server_url, kept=settings)
+    queue = from_environment(QueueSettings)
+    store = await RedisJobs.connect(settings.server_url, settings=queue, kept=settings)
     try:
         if action == "list":
             for job in await dead_jobs(store):

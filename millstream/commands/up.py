@@ -7,7 +7,14 @@ from threading import Event
 from types import FrameType
 
 from engine.config import EngineConfig
-from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
+from infra.settings import (
+    DispatcherSettings,
+    GatewaySettings,
+    PipelineSettings,
+    QueueSettings,
+    StoreSettings,
+    WorkerSettings,
+)
 from millstream.flags import takes_settings
 from millstream.stack.settings import UpSettings
 
@@ -16,6 +23,7 @@ from millstream.stack.settings import UpSettings
 def up(
     up: UpSettings,
     store: StoreSettings,
+    queue: QueueSettings,
     gateway: GatewaySettings,
     worker: WorkerSettings,
     engine: EngineConfig,
@@ -29,6 +37,7 @@ def up(
 
     stack = Stack(
         store=store,
+        queue=queue,
         gateway=gateway,
         worker=worker,
         engine=engine,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
-from infra.settings import DispatcherSettings, PipelineSettings, StoreSettings, WorkerSettings
+from infra.settings import DispatcherSettings, PipelineSettings, QueueSettings, StoreSettings, WorkerSettings
 from millstream.flags import from_environment
 from millstream.stack.child import LogLine
 from millstream.stack.settings import UpSettings
@@ -23,6 +23,7 @@ def local_stack(model: str | None, *, log: LogLine) -> Iterator[Stack]:
     with tempfile.TemporaryDirectory(prefix="millstream-") as folder:
         stack = Stack(
             store=replace(from_environment(StoreSettings), redis_url=None, blob_url=None),
+            queue=from_environment(QueueSettings),
             worker=replace(worker, model=model) if model else worker,
             engine=from_environment(EngineConfig),
             dispatcher=from_environment(DispatcherSettings),

@@ -31,6 +31,7 @@ from infra.settings import (
     DispatcherSettings,
     GatewaySettings,
     PipelineSettings,
+    QueueSettings,
     StoreSettings,
     WorkerSettings,
 )
@@ -62,6 +63,7 @@ class Stack:
         self,
         *,
         store: StoreSettings | None = None,
+        queue: QueueSettings | None = None,
         gateway: GatewaySettings | None = None,
         worker: WorkerSettings | None = None,
         engine: EngineConfig | None = None,
@@ -71,6 +73,7 @@ class Stack:
         log: LogLine = print_line,
     ) -> None:
         self.store = store or StoreSettings()
+        self.queue = queue or QueueSettings()
         self.gateway = gateway or GatewaySettings(port=0)
         self.worker = worker or WorkerSettings()
         self.engine = engine or EngineConfig()
@@ -174,7 +177,7 @@ class Stack:
             name=name or command,
             # -P: a folder named like one of our packages where `up` was called must not be taken for it
             command=[sys.executable, "-P", "-m", "millstream", command],
-            environment=environment_of(self.store, *settings, base=os.environ),
+            environment=environment_of(self.store, self.queue, *settings, base=os.environ),
             ready_mark=f"{command} ready",
             stop_seconds=stop_seconds + _STOP_GRACE_SECONDS,
         )

@@ -23,6 +23,12 @@ from tests.chart.chart_render import Helm, Manifest, container, environment
 ALIAS = "stand-in"
 VALUES = {"workerPools": {"default": {"model": "fake", "alias": ALIAS, "drainSeconds": 1}}}
 API_KEY = "a-key-of-this-test"
+PORTS = {
+    "MILLSTREAM_PORT",
+    "MILLSTREAM_METRICS_PORT",
+    "MILLSTREAM_DISPATCHER_HEALTH_PORT",
+    "MILLSTREAM_PIPELINES_HEALTH_PORT",
+}
 
 
 def _free_port() -> int:
@@ -36,10 +42,10 @@ class Pod:
     def __init__(self, box: Manifest, here: dict[str, str], log: Path) -> None:
         self.box, self.log, self.port = box, log, _free_port()
         variables = {name: value for name, value in environment(box).items() if name.startswith("MILLSTREAM_")}
-        moved = {"MILLSTREAM_PORT", "MILLSTREAM_METRICS_PORT"} & set(variables)
+        moved = PORTS & set(variables)
         said = {name: value for name, value in variables.items() if isinstance(value, str)} | here
         said |= {name: str(self.port) for name in moved}
-        assert set(said) >= set(variables) - {"MILLSTREAM_CACHE_SECRET"}
+        assert set(said) >= set(variables) - {"MILLSTREAM_CACHE_SECRET", "MILLSTREAM_ADMIN_KEYS"}
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         with log.open("wb") as output:
             command = [sys.executable, "-m", "millstream", *box["args"]]
@@ -113,9 +119,12 @@ def test_a_first_install_comes_up(newest_helm: Helm, here: dict[str, str], tmp_p
 
 
 @pytest.mark.parametrize("name", ["dispatcher", "pipelines"])
-def test_the_processes_without_a_port_start_and_end(
+def test_the_processes_without_a_service_answer_their_probes_and_end(
     newest_helm: Helm, here: dict[str, str], tmp_path: Path, name: str
 ) -> None:
     with _pod(newest_helm, f"-{name}", here, tmp_path) as pod:
         pod.until(lambda: f"{name} ready" in pod.log.read_text())
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert pod.probe(probe) == 200
+        assert pod.answer("/")[0] == 404
         assert pod.ends_when_told() == 0

@@ -13,26 +13,34 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from cyclopts import App
 
-from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
+from infra.settings import (
+    DispatcherSettings,
+    GatewaySettings,
+    PipelineSettings,
+    QueueSettings,
+    StoreSettings,
+    WorkerSettings,
+)
 from millstream.flags import takes_settings
 from tests.chart.chart_render import CHART, Helm, Values, all_values, container, environment, load_values, pods
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+QUEUE = SCHEMA["properties"]["queue"]
 WORKER = SCHEMA["definitions"]["worker"]["properties"]
 
 # Where the chart lets an operator set what a process reads.
 OFFERED: dict[str, list[dict[str, Any]]] = {
-    "gateway": [SCHEMA["properties"]["gateway"]["properties"]["settings"]],
-    "dispatcher": [SCHEMA["properties"]["dispatcher"]["properties"]["settings"]],
-    "pipelines": [SCHEMA["properties"]["pipelines"]["properties"]["settings"]],
-    "worker": [WORKER["settings"], WORKER["engine"]],
+    "gateway": [SCHEMA["properties"]["gateway"]["properties"]["settings"], QUEUE],
+    "dispatcher": [SCHEMA["properties"]["dispatcher"]["properties"]["settings"], QUEUE],
+    "pipelines": [SCHEMA["properties"]["pipelines"]["properties"]["settings"], QUEUE],
+    "worker": [WORKER["settings"], WORKER["engine"], QUEUE],
 }
 # What has a value of its own in the chart, or comes from a Secret.
 SET_BY_THE_CHART = {
-    "gateway": {"host", "port", "shutdown_seconds", "api_keys", "cache_secret"},
-    "dispatcher": {"webhook_secret", "celery_url"},
-    "pipelines": {"celery_url", "file_roots"},
-    "worker": {"model", "alias", "drain_seconds", "metrics_port"},
+    "gateway": {"host", "port", "shutdown_seconds", "api_keys", "admin_keys", "cache_secret"},
+    "dispatcher": {"webhook_secret", "celery_url", "dispatcher_health_port"},
+    "pipelines": {"celery_url", "file_roots", "pipelines_health_port"},
+    "worker": {"model", "alias", "drain_seconds", "metrics_port", "max_workers"},
 }
 STORE = {"redis_url", "blob_url", "cache_dir", "durability", "durability_replicas"}
 NOT_FOR_OPERATORS = "fake_"  # engine options of the deterministic stand-in
@@ -122,6 +130,7 @@ READ: list[tuple[str, type, Values]] = [
             "keepalive_seconds": 7.5,
             "api_keys": "api-keys",
             "cache_secret": "cache-secret",
+            "admin_keys": "admin-keys",
         },
     ),
     (
@@ -132,6 +141,7 @@ READ: list[tuple[str, type, Values]] = [
             "webhook_timeout_seconds": 20.5,
             "webhook_allow": "10.0.0.0/8",
             "celery_url": "url",
+            "dispatcher_health_port": 8081,
         },
     ),
     (
@@ -142,6 +152,7 @@ READ: list[tuple[str, type, Values]] = [
             "file_roots": "/inputs/books:/inputs/mail",
             "s3_roots": "s3://inputs/books,s3://inputs/mail",
             "run_window": 64,
+            "pipelines_health_port": 8081,
         },
     ),
     (
@@ -152,6 +163,7 @@ READ: list[tuple[str, type, Values]] = [
             "alias": "llama-3.3-70b",
             "drain_seconds": 120.0,
             "metrics_port": 9100,
+            "max_workers": 2,
         },
     ),
     ("-worker-small", WorkerSettings, {"alias": "smollm2-1.7b", "lease_seconds": 60.0, "drain_seconds": 30.0}),
@@ -163,7 +175,8 @@ def test_each_process_reads_what_the_chart_says(
     newest_helm: Helm, monkeypatch: pytest.MonkeyPatch, process: str, kind: type, expected: Values
 ) -> None:
     box = container(newest_helm.template(load_values("production")), process)
-    read = _as_read(box, [StoreSettings, kind], monkeypatch)
+    read = _as_read(box, [StoreSettings, QueueSettings, kind], monkeypatch)
+    assert read["idempotency_seconds"] == 172800.0  # the same in every process
     assert {name: read[name] for name in expected} == expected
     assert (read["redis_url"], read["blob_url"]) == ("url", "s3://payloads/millstream")
     assert read["cache_dir"] == Path("/var/cache/millstream")

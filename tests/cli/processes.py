@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 WAIT_SECONDS = 60.0
-_MARK = "MILLSTREAM_TEST_TREE"  # every process inherits it, so that all of a tree can be found
+_MARK = "TEST_TREE_OF_MILLSTREAM"  # every process inherits it, so that all of a tree can be found
 _READY = re.compile(r"ready at (http://\S+)")
 
 

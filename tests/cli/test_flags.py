@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_type_hints
@@ -10,10 +11,17 @@ import pytest
 from cyclopts import App
 
 from engine.config import EngineConfig
-from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
+from infra.settings import (
+    DispatcherSettings,
+    GatewaySettings,
+    PipelineSettings,
+    QueueSettings,
+    StoreSettings,
+    WorkerSettings,
+)
 from millstream.environment import environment_of
 from millstream.errors import UsageError
-from millstream.flags import CONVENTIONAL, settings_kinds, takes_settings, variables_of
+from millstream.flags import CONVENTIONAL, from_environment, settings_kinds, takes_settings, variables_of
 from millstream.toml_file import apply_toml, read_settings
 
 Parsed = tuple[StoreSettings, WorkerSettings, EngineConfig]
@@ -177,3 +185,25 @@ def test_help_says_what_each_setting_is(capsys: pytest.CaptureFixture[str]) -> N
     for one in (*fields(StoreSettings), *fields(GatewaySettings)):
         assert f"--{one.name.replace('_', '-')}" in shown
         assert variables_of(one.name)[0] in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("MILLSTREAM_LEASE_SECOND", "did you mean MILLSTREAM_LEASE_SECONDS?"),
+        ("MILLSTREAM_RECORDS_SECONDS", "did you mean MILLSTREAM_RECORD_SECONDS?"),
+        ("MILLSTREAM_ZZZZ", "unset it"),
+    ],
+)
+def test_a_misspelt_variable_is_refused(name: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(UsageError, match=re.escape(f"the environment variable {name} is no setting")) as refusal:
+        from_environment(WorkerSettings)
+    assert hint in str(refusal.value)
+
+
+def test_variables_that_are_no_settings_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MILLSTREAM_URL", "MILLSTREAM_API_KEY", "MILLSTREAM_TETHER", "MILLSTREAMS", "XMILLSTREAM_A"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("MILLSTREAM_RECORD_SECONDS", "60")
+    assert from_environment(QueueSettings).record_seconds == 60.0

@@ -11,7 +11,7 @@ import pytest
 from tests.engine import invariants
 from tests.engine.engine_harness import Harness, alone
 
-NUM_STEPS = int(os.environ.get("MILLSTREAM_SIMULATED_STEPS", "1000000"))
+NUM_STEPS = int(os.environ.get("SIMULATED_STEPS", "1000000"))
 CHECK_EVERY = 97  # steps between two checks of all books
 COMPARE_EVERY = 50  # requests between two that are compared with themselves alone
 

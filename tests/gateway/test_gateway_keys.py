@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from api_gateway.auth import Caller, Keyring
-from api_gateway.errors import NotLocal
+from api_gateway.auth import Caller, Keyring, Operators
+from api_gateway.errors import NotLocal, NotOperator
 from api_gateway.main import run
 from infra.blobs import Blobs
 from infra.contracts import ModelCard
@@ -159,11 +159,38 @@ async def test_keys_make_tenants(store: JobStore, blobs: Blobs, card: ModelCard,
         records = [await store.get(each["id"]) for each in (job, theirs)]
         assert records[0] is not None and records[1] is not None
         assert records[0].spec.salt != records[1].spec.salt
-        assert (await running.client.post("/internal/lanes/1/pause")).status_code == 401
         for path in ("/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", f"/internal/scale/{ALIAS}"):
             assert (await running.client.get(path)).status_code == 200, path
         await one.aclose()
         await two.aclose()
+
+
+async def test_lanes_are_paused_by_admin_keys_alone(
+    store: JobStore, blobs: Blobs, card: ModelCard, settings: GatewaySettings
+) -> None:
+    await store.put_card(card)
+    lane = await store.open_lane(ALIAS)
+    guarded = replace(settings, api_keys="one", admin_keys="root, other")
+    async with serving(store, blobs, guarded) as running:
+        for change in ("pause", "resume"):
+            path = f"/internal/lanes/{lane}/{change}"
+            answers = [
+                (await running.client.post(path, headers={} if key is None else {"Authorization": f"Bearer {key}"}))
+                for key in (None, "one", "wrong", "root", "other")
+            ]
+            assert [answer.status_code for answer in answers] == [401, 403, 403, 200, 200]
+            assert answers[1].json()["error"]["code"] == "not_operator"
+            assert (await store.load(lane)).paused is (change == "pause")
+        admin = {"Authorization": "Bearer root"}
+        assert (await running.client.get("/v1/jobs", headers=admin)).status_code == 401  # no tenant's key
+
+
+def test_without_admin_keys_only_this_machine_pauses() -> None:
+    operators = Operators.from_settings(" , ")
+    operators.check("Bearer one", Caller("127.0.0.1", "localhost:8080"))
+    for elsewhere in (Caller("10.0.0.1", "localhost"), Caller("127.0.0.1", "llm.example.org")):
+        with pytest.raises(NotOperator):
+            operators.check("Bearer one", elsewhere)
 
 
 def test_cache_domains_cannot_be_named_by_callers() -> None:

@@ -24,7 +24,8 @@ from infra.contracts import Notice
 from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
 from infra.runs.redis import RedisRuns
-from infra.settings import PipelineSettings, StoreSettings
+from infra.settings import PipelineSettings, QueueSettings, StoreSettings
+from worker.health import health_served
 from worker.runs.app import ADVANCE, SPLIT, StepSender, make_app
 from worker.runs.steps import RunSteps
 
@@ -35,13 +36,13 @@ NUM_THREADS = 4  # steps at a time; each mostly waits for the store
 T = TypeVar("T")
 
 
-def run(store_settings: StoreSettings, settings: PipelineSettings) -> int:
+def run(store_settings: StoreSettings, settings: PipelineSettings, *, queue: QueueSettings | None = None) -> int:
     """Serves until SIGTERM or SIGINT. Exit code: 0 after a clean stop, 1 where it could not start."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     loop = StepLoop()
     try:
         app = make_app(settings.celery_url or store_settings.server_url)
-        steps = loop.start(store_settings, settings, StepSender(app))
+        steps = loop.start(store_settings, settings, StepSender(app), queue=queue)
         add_tasks(app, loop, steps)
         return serve(app)
     except (MillstreamError, ValueError) as error:
@@ -108,10 +109,17 @@ class StepLoop:
         self._thread = threading.Thread(target=self._loop.run_forever, name="steps", daemon=True)
         self._stack = AsyncExitStack()
 
-    def start(self, store_settings: StoreSettings, settings: PipelineSettings, sender: StepSender) -> RunSteps:
-        """Raises StoreUnavailable, StoreUnsuitable, ValueError."""
+    def start(
+        self,
+        store_settings: StoreSettings,
+        settings: PipelineSettings,
+        sender: StepSender,
+        *,
+        queue: QueueSettings | None = None,
+    ) -> RunSteps:
+        """Raises StoreUnavailable, StoreUnsuitable, CannotListen, ValueError."""
         self._thread.start()
-        return self.call(lambda: self._open(store_settings, settings, sender))
+        return self.call(lambda: self._open(store_settings, settings, sender, queue))
 
     def call(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Runs `work` in the loop and waits for it, from any other thread."""
@@ -124,9 +132,17 @@ class StepLoop:
             self._thread.join()
         self._loop.close()
 
-    async def _open(self, store_settings: StoreSettings, settings: PipelineSettings, sender: StepSender) -> RunSteps:
-        store = await RedisJobs.connect(store_settings.server_url, kept=store_settings)
+    async def _open(
+        self,
+        store_settings: StoreSettings,
+        settings: PipelineSettings,
+        sender: StepSender,
+        queue: QueueSettings | None,
+    ) -> RunSteps:
+        store = await RedisJobs.connect(store_settings.server_url, settings=queue, kept=store_settings)
         self._stack.push_async_callback(store.close)
+        health = health_served(settings.pipelines_health_port, store, setting="pipelines_health_port")
+        await self._stack.enter_async_context(health)
         runs = RedisRuns.open(store_settings.server_url)
         self._stack.push_async_callback(runs.close)
         return RunSteps(
