@@ -25,7 +25,7 @@ from millstream.flags import takes_settings
 from tests.chart.chart_render import CHART, Helm, Values, all_values, container, environment, load_values, pods
 
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
-QUEUE = SCHEMA["properties"]["queue"]
+QUEUE = SCHEMA["properties"]["queue"]["properties"]["settings"]
 WORKER = SCHEMA["definitions"]["worker"]["properties"]
 
 # Where the chart lets an operator set what a process reads.

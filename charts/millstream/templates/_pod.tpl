@@ -64,7 +64,7 @@ annotations:
   value: /var/cache/millstream
 - name: HOME
   value: /tmp
-{{- range $settings := list .root.Values.queue .process.settings .process.engine }}
+{{- range $settings := list .root.Values.queue.settings .process.settings .process.engine }}
 {{- range $field, $value := $settings }}
 - name: MILLSTREAM_{{ upper $field }}
   value: {{ include "millstream.scalar" $value | quote }}
