@@ -19,11 +19,15 @@ class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
 
 
 def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> ConnectionPool:
-    """Connects to nothing. Raises ValueError for an address that is none."""
+    """Connects to nothing. Raises ValueError for an address that is none.
+
+    The time limit is for connecting, and for waiting for a free connection. What is asked then has none of its own:
+    whoever asks limits the whole of it (`infra.node`), which is cheaper than one limit for each read and write.
+    """
     options: dict[str, Any] = {
         "protocol": 2,
         "driver_info": None,  # says nothing of itself (CLIENT SETINFO), which a user's access list would have to allow
-        "socket_timeout": timeout_seconds,
+        "socket_timeout": None,
         "socket_connect_timeout": timeout_seconds,
         "retry": Retry(NoBackoff(), 0),
     }
@@ -34,9 +38,9 @@ def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> Conne
     if address is None:
         return BlockingConnectionPool.from_url(url, **options, **waiting)
     options = {"ssl": address.has_tls, **parse_url(f"redis://?{urlencode(address.options)}"), **options}
+    login = {"username": address.sentinel_username, "password": address.sentinel_password}
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
-        list(address.sentinels),
-        sentinel_kwargs={**options, "username": address.sentinel_username, "password": address.sentinel_password},
+        list(address.sentinels), sentinel_kwargs={**options, "socket_timeout": timeout_seconds, **login}
     )
     return _SentinelPool(  # type: ignore[no-untyped-call]
         address.service,
