@@ -48,6 +48,7 @@ class Attempt:
         self.is_accepted = False  # the engine's figures count it
         self.errors: dict[int, str] = {}  # by choice: why it failed alone
         self.has_emitted = False  # its prompt is computed
+        self.is_silent = True  # nothing of it was sent to the store yet: a client may wait for the first token
         self._counts_untold = False
         self._pending: dict[int, ChoiceDelta] = {}
         self._next_number = claim.job.num_events
@@ -120,6 +121,7 @@ class Attempt:
                 body.num_prompt_tokens = self.progress.num_prompt_tokens
                 body.num_cached_tokens = self.progress.num_cached_tokens
             self._in_flight = Publication(hold=self.hold, events=[body], first_number=self._next_number)
+            self.is_silent = False
             self._pending = {}
             self._counts_untold = False
         return self._in_flight

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Protocol
 
 from infra.contracts import Hold, Publication
@@ -47,20 +48,27 @@ class LanePublisher:
         self._flush_seconds = flush_seconds
         self._touched: dict[str, Attempt] = {}  # by request id
         self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
 
     def touch(self, attempt: Attempt) -> None:
         """This attempt has something to be written: deltas, or its end."""
         self._touched[attempt.request_id] = attempt
         self._wake.set()
+        if attempt.is_silent:
+            self._hurry.set()
 
     async def run(self) -> None:
-        """Flushes at once after a silence, at most every `flush_seconds` under load. Runs until cancelled."""
+        """Flushes at once after a silence, at most every `flush_seconds` under load, but for first tokens, which wait
+        for nothing. Runs until cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
+            self._hurry.clear()
             touched, self._touched = list(self._touched.values()), {}
             await self._flush([attempt for attempt in touched if not attempt.is_over])
-            await asyncio.sleep(self._flush_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._flush_seconds):
+                    await self._hurry.wait()
 
     async def _flush(self, attempts: list[Attempt]) -> None:
         publications: list[tuple[Attempt, Publication]] = []

@@ -17,14 +17,14 @@ from worker.publisher import Publisher
 class Publishing:
     """A publisher on a faulty store, listening to itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, flush_seconds: float = 0.01) -> None:
         self.store = MemoryJobs()
         self.faults = Faults()
         self.faulty = FaultyStore(self.store, self.faults)
         self.refused: list[Attempt] = []
         self.ended: list[Attempt] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.publisher = Publisher(self.faulty, self, self.spawn, flush_seconds=0.01)  # type: ignore[arg-type]
+        self.publisher = Publisher(self.faulty, self, self.spawn, flush_seconds=flush_seconds)  # type: ignore[arg-type]
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self.tasks.add(asyncio.ensure_future(work))
@@ -87,6 +87,25 @@ async def test_one_call_for_all_jobs_of_a_flush(publishing: Publishing) -> None:
         assert await publishing.emitted(attempt) == list(range(5))
         assert [event.type for event in await publishing.log(attempt)].count("job.delta") == 1
     assert publishing.faults.calls["publish"] == 1
+
+
+async def test_a_first_token_waits_for_no_flush_and_takes_the_others_along() -> None:
+    publishing = Publishing(flush_seconds=600.0)
+    old, new = await publishing.claim(), await publishing.claim()
+    publishing.emit(old, 1)
+    await until(lambda: publishing.faults.calls["publish"] == 1)
+    publishing.emit(old, 2)
+    await asyncio.sleep(0.05)
+    assert await publishing.emitted(old) == [1]  # the next flush is due in ten minutes
+    publishing.emit(new, 3)
+    await until(lambda: publishing.faults.calls["publish"] == 2)
+    assert (await publishing.emitted(old), await publishing.emitted(new)) == ([1, 2], [3])
+    publishing.emit(new, 4)
+    await asyncio.sleep(0.05)
+    assert publishing.faults.calls["publish"] == 2
+    for task in publishing.tasks:
+        task.cancel()
+    await asyncio.gather(*publishing.tasks, return_exceptions=True)
 
 
 async def test_each_lane_has_its_own_call(publishing: Publishing) -> None:
