@@ -33,7 +33,7 @@ _BROKER_COMMANDS = (
     "brpop", "del", "evalsha", "exec", "get", "hdel", "hget", "hset", "llen", "lpush", "multi", "ping", "rpush",
     "sadd", "set", "smembers", "srem", "unwatch", "watch", "zadd", "zrem", "zrevrangebyscore",
 )  # fmt: skip
-_CONNECTION = ("command|info", "info", "select", "eval", "evalsha", "script|load", "multi", "exec")
+_CONNECTION = ("command|info", "info", "select", "eval", "evalsha", "script|load")
 _READS_A_JOB = ("hgetall", "hget", "xrange", "exists", "set")  # `set`: the mark of what is proven to be kept
 
 
@@ -55,7 +55,7 @@ ACCESS: dict[str, Access] = {
         commands=(*_READS_A_JOB, "hmget", "scard", "xinfo|stream", "xread", "zrange", "zrem", "zrevrange", "zrevrank"),
         scripts=("submit", "cancel", "delete", "sweep", "position", "pause", "load", "look", "read_logs", "watch",
                  "drop", "open_lane", "revive_lane", "forget_lane", "claim_key", "index_job", "prune_index", "workers"),
-        run_scripts=("CREATE", "FINISH", "WAKE"),
+        run_scripts=("CREATE", "FINISH", "READ", "WAKE"),
     ),
     "worker": Access(
         keys=(_LANE_KEYS, *_REGISTRY, "~ms:cards", "~ms:{workers:*}"),
@@ -64,7 +64,8 @@ ACCESS: dict[str, Access] = {
     ),
     "dispatcher": Access(
         keys=(_LANE_KEYS, *_REGISTRY, *_RUN_KEYS, "~ms:webhooks:*", "~ms:webhook:*"),
-        commands=(*_READS_A_JOB, "expire", "get", "hincrby", "hset", "smembers", "zadd", "zrem", "zremrangebyscore"),
+        commands=(*_READS_A_JOB, "expire", "get", "hincrby", "hset", "setnx", "smembers", "zadd", "zrem",
+                  "zremrangebyscore"),
         scripts=("sweep", "cancel", "take_notices", "delay_notice", "delete_notice", "drop", "forget_lane"),
         run_scripts=("TAKE_DUE", "DELAY", "WAKE"),
         uses_broker=True,
@@ -73,7 +74,7 @@ ACCESS: dict[str, Access] = {
         keys=(_LANE_KEYS, *_REGISTRY, *_RUN_KEYS, _INDEX_KEYS, "%R~ms:cards"),
         commands=(*_READS_A_JOB, "hmget", "smembers", "srem", "time", "zrange", "zrem"),
         scripts=("submit", "index_job", "open_lane", "revive_lane", "cancel", "delete_notice"),
-        run_scripts=("UPDATE", "FINISH", "WAKE"),
+        run_scripts=("UPDATE", "FINISH", "READ", "READ_FIELDS", "WAKE"),
         uses_broker=True,
     ),
     "operator": Access(

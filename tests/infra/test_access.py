@@ -35,7 +35,7 @@ def test_every_script_is_called_by_some_process_and_every_name_is_a_script() -> 
 def test_commands_of_scripts_are_read_from_their_sources() -> None:
     commands = access.commands_of(access.Access(keys=(), commands=(), scripts=("claim",)))
     assert {"xreadgroup", "xgroup|create", "xinfo|groups", "zadd"} <= set(commands)
-    assert not {"xgroup", "xinfo", "get", "waitaof", "wait"} & set(commands)
+    assert not {"xgroup", "xinfo", "waitaof", "wait"} & set(commands)
     assert "wait" in access.commands_of(ACCESS["gateway"], durability="replicated")
     assert {"cluster|slots", "asking"} <= set(access.commands_of(ACCESS["worker"], in_cluster=True))
 
