@@ -104,7 +104,7 @@ class RedisJobs:
     async def lane_states(self) -> list[LaneState]:
         # No transaction: a server whose memory is full refuses those, even to read.
         asked = (("HGETALL", keys.LANES), ("HGETALL", keys.CLOSED_LANES))
-        names, closed = await self._server.batch(*asked, atomic=False)
+        names, closed = await self._server.batch(*asked)
         numbers = sorted(int(number) for number in names if number != b"next")
         return [LaneState(number, names[b"%d" % number].decode(), b"%d" % number not in closed) for number in numbers]
 
