@@ -10,7 +10,7 @@ from litestar.datastructures import State
 from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 
-from api_gateway.auth import Operators, caller_guard, operator_guard
+from api_gateway.auth import Operators, only_callers, only_operators
 from api_gateway.bodies import StrictBody
 from api_gateway.docs_page import DocsPage
 from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
@@ -54,14 +54,14 @@ def create_app(
     callers = Router(
         "/",
         route_handlers=list(FOR_CALLERS),
-        guards=[caller_guard(gateway.keyring)],
+        middleware=[only_callers(gateway.keyring)],
         dto=StrictBody,
         return_dto=None,
     )
     operators = Router(
         "/",
         route_handlers=list(FOR_OPERATORS),
-        guards=[operator_guard(Operators.from_settings(gateway.settings.admin_keys))],
+        middleware=[only_operators(Operators.from_settings(gateway.settings.admin_keys))],
     )
     return Litestar(
         route_handlers=[callers, operators, *FOR_ANYONE],

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from urllib.parse import urlsplit
 
-from litestar.connection import ASGIConnection
-from litestar.handlers import BaseRouteHandler
-from litestar.types import Guard
+from litestar.types import ASGIApp, Receive, Scope, Send
 
 from api_gateway.errors import NotLocal, NotOperator, Unauthorized
 
 TENANT_WITHOUT_KEYS = "default"
+_ASKED_HEADERS = frozenset((b"authorization", b"host", b"origin"))
+
+Middleware = Callable[[ASGIApp], ASGIApp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +121,37 @@ class Operators:
             raise NotOperator("this key is no admin key; lanes are paused and resumed by whoever runs this service")
 
 
-def operator_guard(operators: Operators) -> Guard:
-    """A guard that lets operators pass."""
+def only_operators(operators: Operators) -> Middleware:
+    """Middleware that lets operators pass."""
 
-    async def check(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
-        operators.check(connection.headers.get("authorization"), _caller_of(connection))
+    def check(authorization: str | None, caller: Caller, state: dict[str, Any]) -> None:
+        operators.check(authorization, caller)
 
-    return check
-
-
-def _caller_of(connection: ASGIConnection) -> Caller:  # type: ignore[type-arg]
-    headers, client = connection.headers, connection.client
-    return Caller(client.host if client else None, headers.get("host"), headers.get("origin"))
+    return _checking(check)
 
 
-def caller_guard(keyring: Keyring) -> Guard:
-    """A guard that lets known callers pass and notes their tenant in the request's state."""
+def only_callers(keyring: Keyring) -> Middleware:
+    """Middleware that lets known callers pass and notes their tenant in the request's state."""
 
-    async def identify(connection: ASGIConnection, handler: BaseRouteHandler) -> None:  # type: ignore[type-arg]
-        connection.state.tenant = keyring.tenant_of(connection.headers.get("authorization"), _caller_of(connection))
+    def identify(authorization: str | None, caller: Caller, state: dict[str, Any]) -> None:
+        state["tenant"] = keyring.tenant_of(authorization, caller)
 
-    return identify
+    return _checking(identify)
+
+
+def _checking(check: Callable[[str | None, Caller, dict[str, Any]], None]) -> Middleware:
+    """Middleware rather than a guard, for which the framework would copy the whole route handler at each request."""
+
+    def middleware(app: ASGIApp) -> ASGIApp:
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            # Of a header that is sent twice, the first counts.
+            named = [(name, value) for name, value in reversed(list(scope["headers"])) if name in _ASKED_HEADERS]
+            headers = {name: value.decode("latin-1") for name, value in named}
+            client = scope["client"]
+            caller = Caller(client[0] if client else None, headers.get(b"host"), headers.get(b"origin"))
+            check(headers.get(b"authorization"), caller, scope["state"])
+            await app(scope, receive, send)
+
+        return checked
+
+    return middleware

@@ -11,7 +11,7 @@ import msgspec
 from api_gateway import eta
 from api_gateway.errors import GatewayClosing
 from api_gateway.event_hub import EventHub
-from api_gateway.outlook import Outlook
+from api_gateway.outlook import Outlook, work_of
 from api_gateway.schemas.jobs import JobView, QueueView
 from api_gateway.views import job_view
 from infra.blobs import Blobs
@@ -91,7 +91,7 @@ class JobBook:
         if place is None:
             return None
         facts = await self.outlook.facts(job.spec.model)
-        wait_seconds = await self.outlook.eta_seconds(job, place)
+        wait_seconds = eta.eta_seconds(facts, job.lane, job.tier, place, work_of(job))
         in_pool = eta.place_in_pool(facts, job.lane, job.tier, place)
         return QueueView(
             position=in_pool.position,

@@ -12,7 +12,7 @@ from api_gateway.cards import Cards
 from api_gateway.eta import Facts
 from infra.contracts import Job
 from infra.runs import RunStore
-from infra.store import JobStore, Place
+from infra.store import JobStore
 from infra.work import Work
 
 FRESH_SECONDS = 0.25  # for places and deadlines; how many jobs run is read anew with each place
@@ -41,6 +41,8 @@ class Outlook:
         """Raises UnknownModel."""
         card = await self.cards.get(alias)
         known = self._known[alias]
+        if known.facts is not None and time.monotonic() - known.read_at <= max_age_seconds:
+            return known.facts
         async with known.lock:
             if known.facts is None or time.monotonic() - known.read_at > max_age_seconds:
                 # Runs first: an item that moves to the queue meanwhile is counted twice, and never not at all.
@@ -57,10 +59,6 @@ class Outlook:
                 )
                 known.read_at = time.monotonic()
             return known.facts
-
-    async def eta_seconds(self, job: Job, place: Place) -> float | None:
-        """When a queued job's first token may come; None while nothing was measured."""
-        return eta.eta_seconds(await self.facts(job.spec.model), job.lane, job.tier, place, work_of(job))
 
     async def _num_unfed(self, alias: str, max_age_seconds: float) -> int:
         age_seconds = time.monotonic() - self._unfed_read_at
