@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from engine.config import EngineConfig
 from engine.cuda.buckets import Bucket, Buckets
 from engine.cuda.decode_inputs import decode_inputs, empty_inputs
 from engine.cuda.device_sampler import DeviceSampler
@@ -16,8 +17,10 @@ from engine.cuda.late_device import LateDevice
 from engine.cuda.profiling import MemoryUse, graph_bytes
 from engine.cuda.staging import Staging, num_bytes_of
 from engine.errors import InvalidConfig
+from engine.fake_runner import VOCAB_SIZE, load_fake
 from engine.filters import support as support_of_row
-from engine.params import SamplingParams
+from engine.guided.compiler import GrammarCompiler
+from engine.params import Guided, SamplingParams
 from engine.plan import Row
 from engine.sampler import Draw, sample
 from engine.sequence import SEED_MASK, Request, Sequence
@@ -228,3 +231,29 @@ def test_the_pool_gets_what_utilization_leaves() -> None:
 def test_graphs_reserve_their_largest_attention() -> None:
     found = graph_bytes(Bucket(64, 8192), num_heads=32, num_kv_heads=8, head_dim=128, vocab_size=128_256)
     assert found == 64 * 4 * 8 * 32 * 130 * 4 + 3 * 64 * 128_256 * 4
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_grammars_shape_draws_on_the_device_as_in_the_engine(seed: int) -> None:
+    """With filters and without, beside rows that are free; one whose grammar leaves nothing says so."""
+    pytest.importorskip("llguidance")
+    tokenizer = load_fake(EngineConfig()).tokenizer
+    compiler = GrammarCompiler(tokenizer)
+    logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
+    kinds = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.8, top_k=5, top_p=0.9),
+        SamplingParams(temperature=1.0, presence_penalty=0.5, top_p=0.7),
+    ]
+    for kinds_of_step in (kinds[:2], kinds):
+        draws = []
+        for index in range(8):
+            sequence = sequence_of(index, kinds_of_step[index % len(kinds_of_step)], [65, 66], [97, 98])
+            if index % 3:
+                sequence.matcher = compiler.compile(Guided(regex="ab[c-z]{1,9}[0-9]" if index < 7 else "x+"))
+            draws.append(Draw(index, sequence))
+        found = DeviceSampler(LateDevice()).draw(logits, draws).result()
+        assert found == sample(logits, draws)
+        assert all(97 + 2 <= found[index].token_id <= 122 for index in (1, 2, 4, 5))
+        assert found[7].error is not None
