@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +33,7 @@ class DraftModel:
     max_len: int | None  # tokens of context, where they may be fewer than the target's
     has_own_kv: bool
 
-    def drafter(self, kv: KVStorage, config: EngineConfig) -> Drafter:
+    def drafter(self, kv: KVStorage, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> Drafter:
         """For a target with this KV. It may make drafters for many."""
         if self.has_own_kv:
             kv = KVStorage(self.decoder.config, config.block_size, kv.num_blocks, 0, torch.float32, self.decoder.device)
@@ -41,6 +43,7 @@ class DraftModel:
             config.block_size,
             has_own_kv=self.has_own_kv,
             keeps_logits=config.speculative_verification == "rejection",
+            clock=clock,
         )
 
 
