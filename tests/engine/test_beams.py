@@ -115,6 +115,16 @@ def test_without_a_penalty_no_growth_can_help() -> None:
     assert run.step(proposals(t9=-0.5, t2=-0.6)) == []
 
 
+@pytest.mark.parametrize(("weight", "is_over"), [(-1.0, False), (-3.0, True)])
+def test_where_length_costs_the_present_one_suits_best(weight: float, is_over: bool) -> None:
+    """Hypotheses of -2.2 and -3 with a penalty of -1: the best beam would be at -2.2, or at -6.2, if it ended now."""
+    run = Run(search(n=2, early_stopping="never", length_penalty=-1.0))
+    run.step(proposals(t1=-0.1, t9=-3.0, t2=-30.0))
+    over = run.step(proposals(t9=-1.0, t3=weight), proposals(t4=-30.0)) == []
+    assert [each.score for each in run.beams.hypotheses] == pytest.approx([-2.2, -3.0])
+    assert over is is_over
+
+
 def test_nothing_ends_before_min_tokens() -> None:
     run = Run(search(n=1, min_tokens=3))
     run.step(proposals(t9=-0.1, t1=-3.0))
@@ -148,6 +158,9 @@ def test_beams_that_lost_their_blocks_propose_anew() -> None:
     run.beams.propose(0, proposals(t1=-1.0))
     run.beams.gather(run.outputs)
     assert run.beams.num_common_tokens == 1  # [1, 3] and [1, 4]
+    run.beams.propose(1, proposals(t7=-9.0))
+    assert not run.beams.is_ready
+    run.beams.gather(run.outputs)
     assert run.step(proposals(t6=-1.0), proposals(t7=-1.0)) == [(0, 6), (1, 7)]
 
 

@@ -159,6 +159,28 @@ def test_a_step_that_fails_costs_no_beam(where: str, mode: str) -> None:
         assert_alone(harness, f"r{index}", [index] * 20, **BEAMS)
 
 
+@pytest.mark.parametrize("speculative", ["ngram", "suffix"])
+def test_speculation_rests_for_beams_and_not_beside_them(speculative: str) -> None:
+    harness = Harness(block_size=BLOCK, num_kv_blocks=128, max_num_seqs=8, speculative=speculative)
+    drafted: set[str] = set()
+    execute = harness.runner.execute
+
+    def note(plan: Plan) -> Any:
+        drafted.update(row.sequence.request.request_id for row in plan.rows if row.num_proposals)
+        return execute(plan)
+
+    harness.runner.execute = note  # type: ignore[method-assign]
+    prompt = [1, 2, 3, 4] * 8
+    harness.add("beams", prompt, **BEAMS)
+    harness.add("choice", [*alone(tuple(prompt), max_tokens=40, temperature=0.0).choices[0].token_ids, *prompt],
+                max_tokens=40, temperature=0.0)  # fmt: skip
+    harness.add("again", prompt, max_tokens=40, temperature=0.0)
+    harness.run()
+    assert drafted and "beams" not in drafted
+    assert_alone(harness, "beams", prompt, **BEAMS)
+    assert_alone(harness, "again", prompt, max_tokens=40, temperature=0.0)
+
+
 def test_the_same_again_is_the_same() -> None:
     """Nothing about beams is drawn: another seed, another place in the queue, a warm cache."""
     harness = Harness(block_size=BLOCK, num_kv_blocks=64, max_num_seqs=12)

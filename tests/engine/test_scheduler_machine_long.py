@@ -29,6 +29,9 @@ def random_request(chance: random.Random) -> tuple[list[int], dict[str, Any], di
         "stop": chance.choice([(), (), ("e",), ("th", "a ")]),
         "prompt_logprobs": chance.choice([None, None, None, 1]),
     }
+    if chance.random() < 0.15:  # the widest, with the longest prompt, need 32 blocks at most
+        del decide["temperature"]
+        decide |= {"n": chance.randrange(1, 5), "use_beam_search": True, "length_penalty": chance.choice([0.5, 2.0])}
     place = {"priority": chance.randrange(3), "tenant": chance.choice("abc"), "salt": chance.choice("xy")}
     return prompt, decide, place
 
