@@ -118,3 +118,17 @@ def test_logprobs_and_sums_are_of_the_raw_distribution(llama: tuple[LoadedModel,
             assert [each.token_id for each in position.top] == row.topk(3).indices.tolist()
         assert choice.cumulative_logprob == pytest.approx(sum(each.chosen.logprob for each in choice.logprobs))
         assert choice.score != pytest.approx(choice.cumulative_logprob / len(choice.token_ids))
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("early_stopping", ["never", pytest.param(False, marks=pytest.mark.long)])
+def test_the_real_model(real_folder: Path, early_stopping: bool | Literal["never"]) -> None:
+    loaded, theirs = load(real_folder, num_kv_blocks=256), beam_reference.theirs(real_folder)
+    prompts = [loaded.tokenizer.encode(text) for text in ("The capital of France is", "Once upon a time, in")]
+    stops = [*loaded.info.eos_token_ids, *loaded.tokenizer.encode(".\n,")]
+    outputs = ours(loaded, prompts, n=4, max_tokens=20, stop_token_ids=stops[1:], early_stopping=early_stopping)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = beam_reference.generated(
+            theirs, prompt, 4, stops, max_new_tokens=20, early_stopping=early_stopping, length_penalty=1.0
+        )
+        beam_reference.assert_same(output.choices, expected)
