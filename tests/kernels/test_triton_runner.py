@@ -144,6 +144,25 @@ def test_swapped_sequences_come_back_though_copies_are_late(folder: Path, interp
     assert tokens_of(found) == tokens_of(expected)
 
 
+def test_beams_and_candidates_have_the_plain_runner_s_choices(folder: Path, interpreted: None) -> None:
+    """In a pool for one search, so that beams are swapped together and share what they did when they are back."""
+    config = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "preemption_mode": "swap", "swap_space": 1.0}
+    beams = SamplingParams(n=3, use_beam_search=True, max_tokens=14, logprobs=1, repetition_penalty=1.2)
+    ranked = SamplingParams(n=1, best_of=2, seed=4, max_tokens=14, ignore_eos=True)
+    prompts, params = [prompt_of(20), prompt_of(35, 1), prompt_of(28, 2)], [beams, ranked, beams]
+    engine = llm(folder, gpu_runner(folder, 9, 24, max_num_seqs=8), **config)
+    found = engine.generate(prompts, params)
+    engine.check_integrity()
+    assert engine.stats().num_preempted_swap > 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TRITON_INTERPRET")
+        expected = llm(folder, plain_runner(folder, 64, 0), max_num_seqs=8).generate(prompts, params)
+    assert tokens_of(found) == tokens_of(expected)
+    for mine, theirs in zip(found, expected, strict=True):
+        for choice, other in zip(mine.choices, theirs.choices, strict=True):
+            assert choice.score == pytest.approx(other.score, abs=1e-4)
+
+
 def sequence_of(prompt: list[int]) -> Sequence:
     return Sequence(Request("r", prompt, SamplingParams(temperature=0.0), seed=0), 0, 0)
 
