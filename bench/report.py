@@ -34,9 +34,14 @@ def newest(name: str, folder: Path = RESULTS) -> Result | None:
 
 
 def where(result: Result) -> str:
-    """A line that says on what and when."""
+    """A line that says on what and when, and whether the machine was free for it."""
     machine = result["machine"]
-    return f"{machine['num_cpus']} cores of {machine['cpu']}, {result['model']}, {machine['date']}."
+    told = f"{machine['num_cpus']} cores of {machine['cpu']}, {result['model']}, {machine['date']}."
+    if machine["load_average"] <= machine["num_cpus"]:
+        return told
+    return (
+        f"{told} **Provisional**: the machine was crowded with other work (load average {machine['load_average']:.0f})."
+    )
 
 
 def peers(result: Result) -> str:
@@ -67,7 +72,14 @@ def bars(result: Result) -> str:
 
 def gates(result: Result) -> str:
     """The quality beside the speed."""
-    told = []
+    told = [
+        f"{line['workload']}: the tokens of {line['system']} are those of {other['system']}, all of them."
+        for line in result["lines"]
+        for other in result["lines"]
+        if line["system"] == "millstream-float32" and other["system"] in figures.VLLM
+        if (line["workload"], line["round"], line["tokens_sha256"])
+        == (other["workload"], other["round"], other["tokens_sha256"])
+    ]
     for found in result.get("float32_against_transformers", []):
         total = found["equal"] + found["near_tie"] + found["wrong"]
         told.append(
@@ -123,7 +135,10 @@ def speed() -> str:
         rows.append(f"| a worker's process start to its first token | {figure} | `python -m bench.coldstart` |")
     if found := newest("prefix"):
         rows.append(f"| {found['what']}: gain of the prefix cache | {found['gain']}x | `python -m bench.prefix` |")
-    return "\n".join(rows) if len(rows) > 2 else "Speed has not been measured yet."
+    if len(rows) == 2:
+        return "Speed has not been measured yet."
+    measured = [where(found) for name in ("peers", "coldstart", "prefix") if (found := newest(name))]
+    return "\n".join([*rows, "", measured[0]])
 
 
 WRITERS = {"peers": peers, "coldstart": coldstart, "prefix": prefix, "steps": steps}

@@ -8,12 +8,20 @@ from typing import Any
 
 from bench import report
 
-MACHINE = {"cpu": "A Processor", "num_cpus": 2, "date": "2026-01-31"}
+MACHINE = {"cpu": "A Processor", "num_cpus": 2, "date": "2026-01-31", "load_average": 0.4}
 
 
 def peers_result(ratio: float) -> dict[str, Any]:
     lines = [
-        {"system": name, "workload": "w32", "seconds": seconds, "single_s": 1.0, "ready_s": 2.0}
+        {
+            "system": name,
+            "workload": "w32",
+            "round": 0,
+            "seconds": seconds,
+            "single_s": 1.0,
+            "ready_s": 2.0,
+            "tokens_sha256": "same",
+        }
         for name, seconds in (("millstream-float32", 10.0), ("vllm-float32-eager", 10.0 * ratio))
     ]
     seconds = report.figures.seconds_of(lines)
@@ -47,6 +55,18 @@ def test_a_missed_bar_and_a_missed_gate_are_told() -> None:
     assert "30 of 32 float32 outputs are transformers' own" in told
     assert "+1.23% from float32's (at most 1%): fails." in told
     assert "1.25x: met" in report.peers(peers_result(ratio=1.3))
+
+
+def test_a_crowded_machine_and_equal_tokens_are_told() -> None:
+    result = peers_result(ratio=1.3)
+    told = report.peers(result)
+    assert "Provisional" not in told
+    assert "the tokens of millstream-float32 are those of vllm-float32-eager" in told
+    result["lines"][0]["tokens_sha256"] = "other"
+    result["machine"] = {**MACHINE, "load_average": 16.2}
+    told = report.peers(result)
+    assert "**Provisional**: the machine was crowded with other work (load average 16)" in told
+    assert "the tokens of" not in told
 
 
 def test_only_what_stands_between_the_marks_is_written() -> None:
