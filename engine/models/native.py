@@ -70,8 +70,11 @@ class NativeDecoder:
             "invariant: the fused path for a CPU"
         }
 
-    def forward(self, batch: Batch, kv: KVStorage) -> torch.Tensor:
-        """Logits [len(batch.logit_places), vocab], fp32; writes the batch's keys and values into `kv`."""
+    def forward(self, batch: Batch, kv: KVStorage, phase_ns: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
+        """Logits [len(batch.logit_places), vocab], fp32; writes the batch's keys and values into `kv`.
+
+        phase_ns: [len(library.PHASES)], to which the first thread's time in each phase is added.
+        """
         rows, config = batch.rows, self.config
         logits = torch.empty(len(batch.logit_places), -(-config.vocab_size // PANEL) * PANEL)
         tables = np.zeros((len(rows), max(map(len, rows.block_tables))), dtype=np.int32)
@@ -100,6 +103,7 @@ class NativeDecoder:
                 v_pools=ctypes.cast(values, ctypes.c_void_p),
                 is_kv_coded=pools[0][0].dtype == torch.int8,
                 logits=logits.data_ptr(),
+                phase_ns=0 if phase_ns is None else phase_ns.ctypes.data,
                 **{name: array.ctypes.data for name, array in arrays.items()},
             ),
         )

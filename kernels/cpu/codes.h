@@ -2,6 +2,7 @@
 // A group is a function of its own numbers, never of other rows.
 #pragma once
 #include <algorithm>
+#include <limits>
 #include <vector>
 #include "vec.h"
 
@@ -12,29 +13,26 @@ constexpr int CODE_GROUP = 32;
 // Codes of n numbers, n a multiple of 16, and their sum; returns the scale: x[i] = codes[i] * scale, to the nearest of 255
 // steps. A number that is not finite makes the scale NaN, and so everything that is computed from it.
 inline float encode(const float* x, int n, int8_t* codes, int32_t* sum) {
-    vf most{}, poison{};
+    vi most{};  // of the numbers' bits without the sign, which order them: NaN above infinity above the rest
     for (int i = 0; i < n; i += VL) {
-        const vf v = load(x + i), size = v < vf{} ? -v : v;
+        const vi size = load_bytes(x + i) & 0x7FFFFFFF;
         most = size > most ? size : most;
-        poison += v * 0.0f;
     }
-    float largest = 0, poisoned = 0;
-    for (int j = 0; j < VL; j++) {
-        largest = most[j] > largest ? most[j] : largest;
-        poisoned += poison[j];
-    }
+    const int32_t bits = fold(most, [](vi a, vi b) { return a > b ? a : b; });
+    const bool is_finite = bits < 0x7F800000;
+    float largest = 0;
+    if (is_finite) std::memcpy(&largest, &bits, sizeof largest);
     const float steps = largest > 0 ? 127.0f / largest : 0.0f;
     vi sums{};
     for (int i = 0; i < n; i += VL) {
         const vf v = rounded(load(x + i) * steps);
         const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
         sums += code;
-        const vb narrow = __builtin_convertvector(code, vb);
+        const vb narrow = low_bytes(code);
         std::memcpy(codes + i, &narrow, sizeof narrow);
     }
-    *sum = 0;
-    for (int j = 0; j < VL; j++) *sum += sums[j];
-    return largest / 127.0f + poisoned;
+    *sum = fold(sums, [](vi a, vi b) { return a + b; });
+    return is_finite ? largest / 127.0f : std::numeric_limits<float>::quiet_NaN();
 }
 
 class Codes {

@@ -13,12 +13,6 @@
 
 namespace ms {
 
-inline vi load_bytes(const void* p) {
-    vi bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    return bytes;
-}
-inline vi splat(int32_t x) { return x - vi{}; }
 inline int32_t four_codes(const int8_t* p) {
     int32_t four;
     std::memcpy(&four, p, sizeof four);

@@ -8,7 +8,9 @@
 #include "matmul_int8.h"
 #include "model.h"
 #include "noise.h"
+#include "peaks.h"
 #include "rows.h"
+#include "stopwatch.h"
 #include "threads.h"
 
 using namespace ms;
@@ -16,6 +18,9 @@ using namespace ms;
 namespace {
 
 int padded(int n, int unit = PANEL) { return (n + unit - 1) / unit * unit; }
+
+// The distance of rows of n floats: never a multiple of 2 KiB, where rows would push each other out of the L1 cache.
+int spaced(int n) { return n % 512 ? n : n + PANEL; }
 
 struct Range {
     int begin, end;
@@ -79,8 +84,8 @@ class Decoder {
 
     int q_size() const { return m.heads * m.head_dim; }
     int kv_size() const { return m.kv_heads * m.head_dim; }
-    int qkv_stride() const { return padded(q_size() + 2 * kv_size()); }
-    int hidden_stride() const { return padded(m.hidden); }
+    int qkv_stride() const { return spaced(padded(q_size() + 2 * kv_size())); }
+    int hidden_stride() const { return spaced(padded(m.hidden)); }
     int inner() const { return padded(m.intermediate, CODE_GROUP); }
     bool is_coded() const { return m.num_layers && layers[0].qkv.scales; }
     float* hidden_of(long t) { return x.data() + t * m.hidden; }
@@ -90,9 +95,9 @@ class Decoder {
         x.resize(T * m.hidden);
         qkv.resize(T * qkv_stride());
         projected.resize(T * hidden_stride());
-        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, m.hidden, is_coded());
-        mixed.resize(T, q_size(), q_size(), is_coded());
-        gated.resize(T, m.intermediate, 2 * inner(), is_coded());
+        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, spaced(m.hidden), is_coded());
+        mixed.resize(T, q_size(), spaced(q_size()), is_coded());
+        gated.resize(T, m.intermediate, spaced(2 * inner()), is_coded());
     }
 
     void plan_attention(const Batch& batch) {
@@ -109,19 +114,22 @@ class Decoder {
     // Each member runs this; the barriers stand where one needs what the others made.
     void work(const Batch& batch, int member) {
         const Range tokens = share(batch.num_tokens, member, team.size());
+        Stopwatch watch(member == 0 ? batch.phase_ns : nullptr);
         for (int t = tokens.begin; t < tokens.end; t++) {
             const float* from = m.embedding + static_cast<long>(batch.token_ids[t]) * m.hidden;
             for (int i = 0; i < m.hidden; i++) hidden_of(t)[i] = from[i] * m.embedding_scale;
         }
         for (int l = 0; l < m.num_layers; l++) {
-            attention(batch, l, member, tokens);
-            mlp(batch, layers[l], member, tokens);
+            attention(batch, l, member, tokens, watch);
+            mlp(batch, layers[l], member, tokens, watch);
         }
         team.barrier();
         const Range wanted = share(batch.num_logits, member, team.size());
         for (int i = wanted.begin; i < wanted.end; i++) norm(batch.logit_places[i], m.final_norm, i);
         team.barrier();
-        product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, member);
+        watch.lap(NORMS);
+        product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, m.vocab, member);
+        watch.lap(HEAD);
     }
 
     // Row `to` of the next product's left factor.
@@ -130,12 +138,15 @@ class Decoder {
         if (is_coded()) normed.codes.write(to, normed.row(to));
     }
 
-    void attention(const Batch& batch, int l, int member, Range tokens) {
+    void attention(const Batch& batch, int l, int member, Range tokens, Stopwatch& watch) {
         const Layer& layer = layers[l];
         for (int t = tokens.begin; t < tokens.end; t++) norm(t, layer.attention_norm, t);
         team.barrier();
-        product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, member);
+        watch.lap(NORMS);
+        product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, q_size() + 2 * kv_size(),
+                member);
         team.barrier();
+        watch.lap(QKV);
         for (int t = tokens.begin, row = 0; t < tokens.end; t++) {
             while (t >= batch.row_starts[row + 1]) row++;
             const int position = batch.positions[t];
@@ -149,6 +160,7 @@ class Decoder {
                 write_kv(pool_of<float>(batch, l), block, slot, at + q_size());
         }
         team.barrier();
+        watch.lap(ROPE_AND_WRITE);
         for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
             batch.is_kv_coded ? attend_to<int8_t>(batch, l, tasks[i]) : attend_to<float>(batch, l, tasks[i]);
         team.barrier();
@@ -156,8 +168,11 @@ class Decoder {
             for (int t = tokens.begin; t < tokens.end; t++) mixed.codes.write(t, mixed.row(t));
             team.barrier();
         }
-        product(mixed, layer.attention_out, projected.data(), hidden_stride(), batch.num_tokens, q_size(), member);
+        watch.lap(ATTENTION);
+        product(mixed, layer.attention_out, projected.data(), hidden_stride(), batch.num_tokens, q_size(), m.hidden,
+                member);
         team.barrier();
+        watch.lap(ATTENTION_OUT);
         for (int t = tokens.begin; t < tokens.end; t++) {
             add(t, layer.attention_post_norm);
             norm(t, layer.mlp_norm, t);
@@ -226,8 +241,9 @@ class Decoder {
     }
 
     // Gate and up, their product and its codes are made for some rows at a time, while these are in the cache.
-    void mlp(const Batch& batch, const Layer& layer, int member, Range tokens) {
+    void mlp(const Batch& batch, const Layer& layer, int member, Range tokens, Stopwatch& watch) {
         team.barrier();
+        watch.lap(NORMS);
         const Range groups = share(inner() / CODE_GROUP, member, team.size());  // of gate, and the same of up
         const int first = groups.begin * CODE_GROUP, width = (groups.end - groups.begin) * CODE_GROUP;
         for (int t0 = 0; t0 < batch.num_tokens; t0 += BLOCK_ROWS) {
@@ -242,14 +258,17 @@ class Decoder {
             }
         }
         team.barrier();
-        product(gated, layer.down, projected.data(), hidden_stride(), batch.num_tokens, m.intermediate, member);
+        watch.lap(GATE_UP);
+        product(gated, layer.down, projected.data(), hidden_stride(), batch.num_tokens, m.intermediate, m.hidden,
+                member);
         team.barrier();
+        watch.lap(DOWN);
         for (int t = tokens.begin; t < tokens.end; t++) add(t, layer.mlp_post_norm);
     }
 
     // This member's share of out = in @ matrix.
-    void product(Factor& in, const Matrix& matrix, float* out, int out_stride, int rows, int k, int member) {
-        columns(in, matrix, out, out_stride, {0, rows}, k, share(out_stride / PANEL, member, team.size()));
+    void product(Factor& in, const Matrix& matrix, float* out, int out_stride, int rows, int k, int n, int member) {
+        columns(in, matrix, out, out_stride, {0, rows}, k, share(padded(n) / PANEL, member, team.size()));
     }
 
     // x += projected, through the family's post norm where it has one.
@@ -308,5 +327,10 @@ void ms_rivals(const float* logits, long stride, int rows, int vocab, const Draw
         words += counts[row];
     }
 }
+
+// Work at the processor's limits on the caller's thread; each returns its operations or bytes.
+double ms_multiply_floats(long rounds, float* sink) { return multiply_floats(rounds, sink); }
+double ms_multiply_codes(long rounds, float* sink) { return multiply_codes(rounds, sink); }
+double ms_read_bytes(const uint8_t* bytes, long count, float* sink) { return read_bytes(bytes, count, sink); }
 
 }  // extern "C"

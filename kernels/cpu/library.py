@@ -14,6 +14,7 @@ from kernels.cpu.build import BuildUnavailable, Variant, build, usable_variants
 
 PANEL = 32  # columns of a packed panel
 CODE_GROUP = 32  # numbers of a row that share a scale in an int8 product
+PHASES = ("norms", "qkv", "rope and write", "attention", "attention out", "gate and up", "down", "head")
 MAX_HEAD_DIM = 256
 MAX_GROUP = 48  # query heads of one KV head
 
@@ -54,6 +55,7 @@ class Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("k_pools", "v_pools")),
         ("is_kv_coded", ctypes.c_int),
         ("logits", _POINTER),
+        ("phase_ns", _POINTER),
     )
 
 
@@ -76,6 +78,11 @@ class Library:
             *(_POINTER,) * 6,
         )
         self._functions.ms_rivals.restype = None
+        for name in ("ms_multiply_floats", "ms_multiply_codes"):
+            getattr(self._functions, name).argtypes = (ctypes.c_long, _POINTER)
+            getattr(self._functions, name).restype = ctypes.c_double
+        self._functions.ms_read_bytes.argtypes = (_POINTER, ctypes.c_long, _POINTER)
+        self._functions.ms_read_bytes.restype = ctypes.c_double
         self._functions.ms_pack.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
         self._functions.ms_pack.restype = None
         self._functions.ms_pack_int8.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
@@ -98,6 +105,19 @@ class Library:
         source = x.contiguous()
         self._functions.ms_product(ctypes.byref(matrix), source.data_ptr(), rows, in_size, out_size, y.data_ptr())
         return y[:, :out_size]
+
+    def multiply_floats(self, rounds: int) -> float:
+        """Fused multiply-adds from registers; returns their operations."""
+        return float(self._functions.ms_multiply_floats(rounds, ctypes.byref(ctypes.c_float(0.25))))
+
+    def multiply_codes(self, rounds: int) -> float:
+        """The same of int8 products."""
+        return float(self._functions.ms_multiply_codes(rounds, ctypes.byref(ctypes.c_float(0.25))))
+
+    def read_bytes(self, data: torch.Tensor) -> float:
+        """Reads a tensor's bytes in order; returns how many."""
+        sink = ctypes.c_float(0)
+        return float(self._functions.ms_read_bytes(data.data_ptr(), data.numel() * data.itemsize, ctypes.byref(sink)))
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """[out, in] fp32 -> [ceil(out / 32), in, 32], the columns beyond `out` zero."""

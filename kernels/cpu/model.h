@@ -39,6 +39,10 @@ struct Batch {
     void *const *k_pools, *const *v_pools;  // one for each layer, as attention.h lays them out
     int is_kv_coded;                        // int8 with scales, else float32
     float *logits;                          // [num_logits][vocab rounded up to 32]
+    long long *phase_ns;                    // [NUM_PHASES], added to: what bench.ops measures; null: nothing is
 };
+
+// Parts of a forward, each a layer's but the last.
+enum Phase { NORMS, QKV, ROPE_AND_WRITE, ATTENTION, ATTENTION_OUT, GATE_UP, DOWN, HEAD, NUM_PHASES };
 
 }  // extern "C"

@@ -3,6 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace ms {
 
@@ -18,6 +21,13 @@ typedef float vf __attribute__((vector_size(VL * 4)));
 typedef float vf_unaligned __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t vi __attribute__((vector_size(VL * 4)));
 typedef int8_t vb __attribute__((vector_size(VL)));
+#if defined(__AVX512F__)
+constexpr vi LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif defined(__AVX2__)
+constexpr vi LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+constexpr vi LANE_NUMBERS = {0, 1, 2, 3};
+#endif
 
 inline vf load(const float* p) { return *reinterpret_cast<const vf_unaligned*>(p); }
 inline vf load(const int8_t* p) {
@@ -36,6 +46,45 @@ inline vf rounded(vf v) {
     asm("" : "+w"(v));
 #endif
     return v;
+}
+
+inline vi splat(int32_t x) { return x - vi{}; }
+inline vi load_bytes(const void* p) {
+    vi bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return bytes;
+}
+
+// The lanes' low bytes; GCC 12 takes them one by one where it is not told.
+inline vb low_bytes(vi v) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<vb>(_mm512_cvtepi32_epi8(reinterpret_cast<__m512i>(v)));
+#elif defined(__AVX2__)
+    const __m256i bytes = _mm256_shuffle_epi8(
+        reinterpret_cast<__m256i>(v), _mm256_set1_epi64x(static_cast<int64_t>(0x808080800C080400)));
+    const __m128i both = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    vb low;
+    std::memcpy(&low, &both, sizeof low);
+    return low;
+#else
+    return __builtin_convertvector(v, vb);
+#endif
+}
+
+// All lanes by op, which must not care for their order.
+template <typename Op>
+inline int32_t fold(vi v, Op op) {
+    for (int width = VL / 2; width; width /= 2) {
+        const vi lane = LANE_NUMBERS ^ width;
+        vi other;
+#if defined(__clang__)
+        for (int i = 0; i < VL; i++) other[i] = v[lane[i]];
+#else
+        other = __builtin_shuffle(v, lane);
+#endif
+        v = op(v, other);
+    }
+    return v[0];
 }
 
 // Sum of 16 floats by halves: a fixed tree.
