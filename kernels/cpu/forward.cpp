@@ -45,14 +45,23 @@ struct Factor {
     float* row(long t) { return x.data() + t * stride; }
 };
 
-// Some rows and panels of out = in @ matrix.
+// The matrix from one of its panels on.
+Matrix from_panel(const Matrix& matrix, int panel, int k) {
+    const long width = matrix.scales ? padded(k, CODE_GROUP) : sizeof(float) * k;  // bytes of a column
+    return {static_cast<const uint8_t*>(matrix.panels) + panel * width * PANEL,
+            matrix.scales ? matrix.scales + panel * PANEL : nullptr};
+}
+
+static_assert(CODE_GROUP == PANEL, "a panel of gate and up makes one group of codes");
+
+// Some rows and panels of out = in @ matrix; `out` is the first of these rows.
 void columns(Factor& in, const Matrix& matrix, float* out, long out_stride, Range rows, int k, Range panels) {
     if (matrix.scales)
         matmul_int8(in.codes, static_cast<const uint8_t*>(matrix.panels), matrix.scales, out, out_stride,
                     rows.begin, rows.end, panels.begin, panels.end);
     else
         matmul(in.row(rows.begin), in.stride, static_cast<const float*>(matrix.panels),
-               out + rows.begin * out_stride, out_stride, rows.end - rows.begin, k, panels.begin, panels.end);
+               out, out_stride, rows.end - rows.begin, k, panels.begin, panels.end);
 }
 
 // A piece of attention: some queries of one row, all heads of one KV head.
@@ -78,7 +87,7 @@ class Decoder {
     std::vector<Layer> layers;
     Team team;
     std::vector<float> x, qkv, projected;
-    Factor normed, mixed, gated;  // gated: gate's columns, then up's; the gate's become the product of both
+    Factor normed, mixed, gated;
     std::vector<Task> tasks;
     std::vector<std::atomic<int>> next_task;  // one counter for each layer
 
@@ -97,7 +106,7 @@ class Decoder {
         projected.resize(T * hidden_stride());
         normed.resize(std::max<long>(T, batch.num_logits), m.hidden, spaced(m.hidden), is_coded());
         mixed.resize(T, q_size(), spaced(q_size()), is_coded());
-        gated.resize(T, m.intermediate, spaced(2 * inner()), is_coded());
+        gated.resize(T, m.intermediate, is_coded() ? 0 : spaced(inner()), is_coded());
     }
 
     void plan_attention(const Batch& batch) {
@@ -240,21 +249,28 @@ class Decoder {
             std::memcpy(mixed.row(task.begin + i) + task.head * width, out + i * width, sizeof(float) * width);
     }
 
-    // Gate and up, their product and its codes are made for some rows at a time, while these are in the cache.
+    // A panel of gate and its panel of up are made for some rows at a time, and their product at once, while all of it
+    // is in the L1 cache.
     void mlp(const Batch& batch, const Layer& layer, int member, Range tokens, Stopwatch& watch) {
         team.barrier();
         watch.lap(NORMS);
-        const Range groups = share(inner() / CODE_GROUP, member, team.size());  // of gate, and the same of up
-        const int first = groups.begin * CODE_GROUP, width = (groups.end - groups.begin) * CODE_GROUP;
+        alignas(64) float both[BLOCK_ROWS][2 * PANEL];
+        const int num_panels = inner() / PANEL;
+        const Range mine = share(num_panels, member, team.size());  // of gate, and the same of up
         for (int t0 = 0; t0 < batch.num_tokens; t0 += BLOCK_ROWS) {
             const Range rows{t0, std::min(batch.num_tokens, t0 + BLOCK_ROWS)};
-            for (int half : {0, inner()})
-                columns(normed, layer.gate_up, gated.x.data(), gated.stride, rows, m.hidden,
-                        {(half + first) / PANEL, (half + first + width) / PANEL});
-            for (int t = rows.begin; t < rows.end; t++) {
-                float* gate = gated.row(t) + first;
-                activate(static_cast<Activation>(m.activation), gate, gate + inner(), width);
-                if (is_coded()) gated.codes.write_groups(t, groups.begin, groups.end, gate);
+            for (int p = mine.begin; p < mine.end; p++) {
+                columns(normed, from_panel(layer.gate_up, p, m.hidden), both[0], 2 * PANEL, rows, m.hidden, {0, 1});
+                columns(normed, from_panel(layer.gate_up, num_panels + p, m.hidden), both[0] + PANEL, 2 * PANEL, rows,
+                        m.hidden, {0, 1});
+                for (int t = rows.begin; t < rows.end; t++) {
+                    float* gate = both[t - t0];
+                    activate(static_cast<Activation>(m.activation), gate, gate + PANEL, PANEL);
+                    if (is_coded())
+                        gated.codes.write_groups(t, p, p + 1, gate);
+                    else
+                        std::memcpy(gated.row(t) + p * PANEL, gate, sizeof(float) * PANEL);
+                }
             }
         }
         team.barrier();

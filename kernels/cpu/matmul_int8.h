@@ -64,7 +64,7 @@ inline void code_rest(int rows, const Codes& x, long row, const uint8_t* panel, 
     }
 }
 
-// Rows [row_begin, row_end) and columns [panel_begin, panel_end) * 32 of y.
+// Rows [row_begin, row_end) and columns [panel_begin, panel_end) * 32; y is the first of these rows.
 inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* weight_scales, float* y, long y_stride,
                         int row_begin, int row_end, int panel_begin, int panel_end) {
     for (int m0 = row_begin; m0 < row_end; m0 += CODE_BLOCK_ROWS) {
@@ -74,8 +74,10 @@ inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* weig
             float* at = y + p * PANEL;
             int m = m0;
             for (; m + CODE_TILE_ROWS <= m1; m += CODE_TILE_ROWS)
-                code_tile<CODE_TILE_ROWS>(x, m, panel, weight_scales + p * PANEL, at + m * y_stride, y_stride);
-            code_rest<CODE_TILE_ROWS - 1>(m1 - m, x, m, panel, weight_scales + p * PANEL, at + m * y_stride, y_stride);
+                code_tile<CODE_TILE_ROWS>(x, m, panel, weight_scales + p * PANEL, at + (m - row_begin) * y_stride,
+                                          y_stride);
+            code_rest<CODE_TILE_ROWS - 1>(m1 - m, x, m, panel, weight_scales + p * PANEL,
+                                          at + (m - row_begin) * y_stride, y_stride);
         }
     }
 }
