@@ -27,6 +27,7 @@ inline void tile(const float* x, long x_stride, const float* panel, float* y, lo
     for (int i = 0; i < ROWS; i++)
         for (int j = 0; j < PANEL_VECTORS; j++) acc[i][j] = first ? vf{} : load(y + i * y_stride + j * VL);
     for (int k = 0; k < k_len; k++) {
+        prefetch_step(panel + k * PANEL);
         vf w[PANEL_VECTORS];
         for (int j = 0; j < PANEL_VECTORS; j++) w[j] = load(panel + k * PANEL + j * VL);
         for (int i = 0; i < ROWS; i++) {

@@ -37,6 +37,7 @@ inline void code_tile(const Codes& x, long row, const uint8_t* panel, const floa
         for (int i = 0; i < ROWS; i++)
             for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = start_sum(offsets[i * groups + g]);
         for (int k = 0; k < CODE_GROUP; k += 4) {
+            prefetch_step(panel + k * PANEL);
             vi w[PANEL_VECTORS];
             for (int j = 0; j < PANEL_VECTORS; j++) w[j] = load_weights(panel + k * PANEL + j * VL * 4);
             for (int i = 0; i < ROWS; i++) {

@@ -36,6 +36,15 @@ inline vf load(const int8_t* p) {
     return __builtin_convertvector(__builtin_convertvector(bytes, vi), vf);
 }
 inline void store(float* p, vf v) { *reinterpret_cast<vf_unaligned*>(p) = v; }
+// Asks for the two cache lines of a panel's step that are AHEAD bytes on: where rows share the weights, the processor's own
+// prefetch comes too late (measured: 4 rows in float32 take 30% less time with it).
+constexpr int AHEAD = 4096;
+inline void prefetch_step(const void* p) {
+    const char* at = static_cast<const char*>(p) + AHEAD;
+    __builtin_prefetch(at);
+    __builtin_prefetch(at + 64);
+}
+
 inline vf splat(float x) { return x - vf{}; }
 
 // The value as it is in a register: the compiler cannot make one fused operation of what made it and what takes it.
