@@ -12,7 +12,7 @@ from pathlib import Path
 
 from millstream.tether import VARIABLE as TETHER
 
-READY_SECONDS = 90.0
+READY_SECONDS = 300.0
 POLL_SECONDS = 0.02
 
 

@@ -52,7 +52,7 @@ async def continuation(yard: Yard) -> Record:
         ids = [
             await ledger.submit_until_accepted(*kinds[number % num_kinds], model=MODEL) for number in range(count)
         ]  # fmt: skip
-        killed = await _kill_busy_workers(site, workers, num_kills, num_tokens=yard.size(8, 60))
+        killed = await _kill_busy_workers(site, workers, num_kills, num_tokens=yard.size(24, 60))
         await finish(site, ledger, record, seconds=300)
         for number, job_id in enumerate(ids):
             for what, mine in _answer(ledger.audits[job_id]).items():
@@ -84,11 +84,12 @@ def _answer(audit: Audit) -> dict[str, Any]:
 
 
 async def _kill_busy_workers(site: Site, workers: list[Worker], num_kills: int, *, num_tokens: int) -> int:
-    """Each victim has generated `num_tokens` tokens since its start. How many were killed before there was no work."""
+    """Each victim generates `num_tokens` tokens first. How many were killed before there was no work."""
     chance = random.Random(5)
     for number in range(num_kills):
         victim = chance.choice(workers)
-        while await _num_generated(victim) < num_tokens:
+        before = await _num_generated(victim)
+        while await _num_generated(victim) < before + num_tokens:
             if await site.unfinished() == 0:
                 return number
             await asyncio.sleep(0.05)
