@@ -24,7 +24,7 @@ MODEL_PROPOSERS = ("draft", "self")  # those that compute, and so depend on the 
 # What needs tensor_parallel_size 1: field -> (values, what to use instead)
 _ON_ONE_RANK: dict[str, tuple[tuple[str, ...], str]] = {
     "cpu_kernels": (("native",), "torch or auto"),
-    "dtype": (("int8",), "auto"),
+    "dtype": (("int8", "int4"), "auto"),
     "kv_cache_dtype": (("int8",), "auto"),
     "speculative": (MODEL_PROPOSERS, "ngram or suffix"),
     "speculative_verification": (("rejection",), "coupled"),
@@ -40,7 +40,8 @@ class EngineConfig:
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     # auto: the device's best, float32 on CPU; int8: matrices in int8 on the native CPU path, all else in float32
-    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8"] = "auto"
+    # int8 and int4 on GPU: matrices in Triton's products, all else in half precision
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"] = "auto"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: as activations; int8: on the native CPU path
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
     tensor_parallel_size: int = 1  # devices that share one model: GPUs, or processes of one CPU

@@ -41,8 +41,8 @@ _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
-    "int8": torch.float32,  # what surrounds the products
 }
+_QUANTIZED = ("int8", "int4")
 
 
 class TorchRunner:
@@ -141,7 +141,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             eos_token_ids=tuple(sorted(i for i in tokenizer.eos_token_ids if i < vocab_size)),
             weights_digest=weights_digest(folder),
             tokenizer_digest=tokenizer_digest(folder),
-            dtype="int8" if config.dtype == "int8" else str(dtype).removeprefix("torch."),
+            dtype=config.dtype if config.dtype in _QUANTIZED else str(dtype).removeprefix("torch."),
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(device),
             kernels=decoder.kernels,
@@ -203,8 +203,10 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _dtype(config: EngineConfig, fields: dict[str, object], device: torch.device) -> torch.dtype:
-    """Of activations and KV. auto: fp32 on CPU; on GPU the checkpoint's own half precision, else bfloat16."""
-    if config.dtype != "auto":
+    """Of activations and KV. auto, and around quantized matrices: fp32 on CPU; on GPU the checkpoint's own half
+    precision, else bfloat16.
+    """
+    if config.dtype in _DTYPES:
         return _DTYPES[config.dtype]
     if device.type == "cpu":
         return torch.float32

@@ -4,8 +4,9 @@
 
 Needs torch, triton, numpy, msgspec, safetensors and tokenizers, nothing downloaded. Each kernel against fp64; each
 kernel's time against the measured copy bandwidth and matrix rate; tokens per second of a Llama-8B-shaped model with
-random weights, prefill and decode, with graphs and without; swap bandwidth. Prints tables, ends with one JSON line, and
-writes it to bench/results/gpu-NAME-DATE.json, after each section anew: what was measured is kept, whatever comes next.
+random weights, prefill and decode, with graphs and without, in int8; swap bandwidth. Prints tables, ends with one JSON
+line, and writes it to bench/results/gpu-NAME-DATE.json, after each section anew: what was measured is kept, whatever
+comes next.
 Without a GPU it says so and exits 0. --dry-run goes the whole way on this CPU at tiny sizes, in Triton's interpreter.
 Exit code 1 where a kernel is wrong or a section failed.
 """
@@ -75,6 +76,7 @@ def run_sections(machine: Any, report: dict[str, Any], seconds: float, save: Cal
         ("kernels", lambda: kernels.time_all(machine, measured[0], budget.part(0.3 * seconds))),
         ("serving", serving),
         ("swap", lambda: served[0].swap(measured[0])),
+        ("quantized", lambda: served[0].quantized(measured[0], budget.part(0.2 * seconds))),
     ]
     for name, section in sections:
         if budget.seconds_left <= 0:

@@ -15,7 +15,7 @@ _SPREAD = 0.02
 _SHARE_OF_MEMORY = 0.6  # for weights; where the whole model is larger, it gets fewer layers
 
 
-def decoder(machine: Machine, shape: Shape, num_layers: int, max_model_len: int) -> Decoder:
+def decoder(machine: Machine, shape: Shape, num_layers: int, max_model_len: int) -> tuple[Decoder, DecoderWeights]:
     config = DecoderConfig(
         family="llama",
         vocab_size=shape.vocab,
@@ -38,7 +38,7 @@ def decoder(machine: Machine, shape: Shape, num_layers: int, max_model_len: int)
         final_norm=_ones(machine, shape.hidden),
         head=_linear(machine, shape, shape.vocab, shape.hidden),
     )
-    return Decoder(config, weights, max_model_len, machine.torch_device)
+    return Decoder(config, weights, max_model_len, machine.torch_device), weights
 
 
 def num_layers_that_fit(machine: Machine, shape: Shape, wanted: int) -> int:

@@ -21,7 +21,7 @@ from engine.cuda.buckets import Buckets
 from engine.cuda.device_sampler import DeviceSampler
 from engine.cuda.runner import CudaRunner
 from engine.kv_storage import KVStorage, block_bytes
-from engine.models.decoder import Decoder
+from engine.models.quantized import quantize
 from engine.params import SamplingParams
 from engine.plan import BlockMove, Plan
 from engine.scheduler import Scheduler
@@ -61,7 +61,7 @@ class Serving:
         self._machine = machine
         self._shape = shape_of(machine)
         self._sizes = sizes = sizes_of(machine, self._shape)
-        self._decoder: Decoder = decoder(machine, self._shape, sizes.num_layers, sizes.max_model_len)
+        self._decoder, self._weights = decoder(machine, self._shape, sizes.num_layers, sizes.max_model_len)
         host_slots = 2 * _NUM_SWAPPED if not machine.is_dry else 8
         self._kv = KVStorage(
             self._decoder.config, _BLOCK_SIZE, sizes.num_blocks, host_slots, self._shape.dtype, machine.torch_device
@@ -70,7 +70,7 @@ class Serving:
 
     def measure(self, roofs: Roofs, budget: Budget) -> dict[str, Any]:
         sizes = self._sizes
-        weights = sizes.num_layers * layer_weights(self._shape) + self._shape.vocab * self._shape.hidden
+        weights = self._num_weights()
         found: dict[str, Any] = {"layers": sizes.num_layers, "weights": weights}
         found["prefill"] = self._prefill(weights, roofs)
         skipped: list[str] = []
@@ -97,6 +97,21 @@ class Serving:
             "out_share_of_roof": round(num_bytes / out / roofs.to_host_bytes_per_second, 3),
             "in_share_of_roof": round(num_bytes / back / roofs.from_host_bytes_per_second, 3),
         }
+
+    def quantized(self, roofs: Roofs, budget: Budget) -> dict[str, Any]:
+        """Decode steps with the matrices in int8. The last thing to measure: it changes the model for good."""
+        self._runners.clear()
+        quantize(self._weights, "int8")
+        runner, found = self._runner(True), {}
+        weights = self._num_weights() // self._shape.dtype.itemsize  # a byte each, counted as numbers of the dtype
+        skipped: list[str] = []
+        for batch in budget.while_it_lasts(self._sizes.batches, skipped, lambda batch: f"{batch} decodes"):
+            found[f"{batch} decodes, int8"] = self._decode(runner, batch, weights, roofs)
+        return {**found, "skipped": skipped}
+
+    def _num_weights(self) -> int:
+        """Numbers that a decode step reads."""
+        return self._sizes.num_layers * layer_weights(self._shape) + self._shape.vocab * self._shape.hidden
 
     def _runner(self, has_graphs: bool) -> CudaRunner:
         sizes, device = self._sizes, self._machine.device

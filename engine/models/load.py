@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_native
 from engine.models.native import NativeDecoder, why_not
 from engine.models.packed import WeightsDtype
+from engine.models.quantized import quantize
 from engine.models.transformers_fallback import TransformersDecoder
 from engine.models.weights import DecoderWeights, load_weights
 from engine.parallel.group import RankGroup
@@ -51,6 +53,8 @@ def load_decoder(
         return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")
+    if config.dtype == "int4":
+        raise InvalidConfig("dtype", f"is int4, and {fields.get('model_type')} runs through transformers; use auto")
     _refuse_int8(config, f"knows no {fields.get('model_type')}")
     decoder = TransformersDecoder(folder, dtype, device)
     return decoder, _max_model_len(config, decoder.config.max_position, can_stretch=False)
@@ -60,6 +64,8 @@ def _own_decoder(
     fields: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device, config: EngineConfig
 ) -> Decoder | NativeDecoder:
     """The native path where it can run the model and is wanted, else torch; the log says why."""
+    if config.dtype == "int4" and device.type != "cuda":
+        raise InvalidConfig("dtype", f"is int4, which GPUs alone compute with, and the device is {device}; use auto")
     reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
     if reason is None:
         try:
@@ -70,6 +76,10 @@ def _own_decoder(
             log.warning("torch computes, several times slower: the native CPU path %s", reason)
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
+    if device.type == "cuda" and (config.dtype == "int8" or config.dtype == "int4"):
+        _refuse_int8(replace(config, dtype="auto"), reason)
+        log.info("matrices in %s: %s", config.dtype, quantize(weights, config.dtype))
+        return Decoder(fields, weights, max_model_len, device)
     _refuse_int8(config, reason)
     log.info("torch computes: the native CPU path %s", reason)
     return Decoder(fields, weights, max_model_len, device)

@@ -40,6 +40,7 @@ def test_the_dry_run_measures_everything_and_fails_at_nothing(tmp_path: Path) ->
     assert report["serving"]["graphs_replayed"] > 2
     assert {"prefill", "2 decodes, graphs", "2 decodes, kernel by kernel"} <= set(report["serving"])
     assert report["swap"]["blocks"] == 8
+    assert report["quantized"]["2 decodes, int8"]["tokens_per_second"] > 0
     assert [report[section].get("skipped", []) for section in ("correctness", "kernels", "serving")] == [[], [], []]
 
 

@@ -111,6 +111,7 @@ def test_what_two_ranks_cannot_share_is_refused_by_name(tmp_path: Path, override
     [
         {"cpu_kernels": "native"},
         {"dtype": "int8"},
+        {"dtype": "int4"},
         {"kv_cache_dtype": "int8"},
         {"speculative": "self"},
         {"speculative_verification": "rejection"},
