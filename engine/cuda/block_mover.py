@@ -66,6 +66,11 @@ class BlockMover:
                 writing=[block for row in rows for block in row.block_table[row.start // size : -(-row.end // size)]],
             )
 
+    def finish(self) -> None:
+        """The host waits for all moves."""
+        self._stream.record().wait()
+        self._device.main.record().wait()
+
     def _swap_out(self, moves: Sequence[BlockMove]) -> None:
         pool, host = self._kv.pool, self._kv.host
         for some in _pieces(moves, _BLOCKS_AT_ONCE):

@@ -39,7 +39,8 @@ def cuda_runner(
     sampler = DeviceSampler(device)
     bytes_per_block = block_bytes(decoder.config, config.block_size, dtype)
     num_blocks = config.num_kv_blocks or num_blocks_within(
-        config.kv_cache_memory_bytes or _profiled_budget(decoder, config, dtype, sampler, buckets), bytes_per_block
+        config.kv_cache_memory_bytes or _profiled_budget(decoder, max_model_len, config, dtype, sampler, buckets),
+        bytes_per_block,
     )
     if group is not None:
         num_blocks = group.least(num_blocks)  # a block is in the same place on every rank
@@ -60,6 +61,7 @@ def cuda_runner(
 
 def _profiled_budget(
     decoder: Decoder | TransformersDecoder,
+    max_model_len: int,
     config: EngineConfig,
     dtype: torch.dtype,
     sampler: DeviceSampler,
@@ -69,4 +71,6 @@ def _profiled_budget(
     if buckets is not None and isinstance(decoder, Decoder):
         shape = decoder.config
         reserved = graph_bytes(buckets.largest, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.vocab_size)
-    return measured_use(decoder, config, dtype, sampler).kv_budget(config.gpu_memory_utilization, reserved)
+    return measured_use(decoder, max_model_len, config, dtype, sampler).kv_budget(
+        config.gpu_memory_utilization, reserved
+    )

@@ -58,15 +58,18 @@ def graph_bytes(bucket: Bucket, num_heads: int, num_kv_heads: int, head_dim: int
 
 
 def measured_use(
-    decoder: Decoder | TransformersDecoder, config: EngineConfig, dtype: torch.dtype, sampler: DeviceSampler
+    decoder: Decoder | TransformersDecoder,
+    max_model_len: int,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    sampler: DeviceSampler,
 ) -> MemoryUse:
     """Runs the largest step that the settings allow, with the draws that need the most memory."""
     device = decoder.device
-    num_tokens = config.max_num_batched_tokens
-    num_blocks = -(-num_tokens // config.block_size)
+    num_blocks = num_profiled_blocks(max_model_len, config)
     kv = KVStorage(decoder.config, config.block_size, num_blocks, 0, dtype, device)
     torch.cuda.reset_peak_memory_stats(device)
-    logits = decoder.forward(_largest_batch(num_tokens, num_blocks, config, device), kv)
+    logits = decoder.forward(largest_batch(max_model_len, config, device), kv)
     sampler.draw(logits, _costly_draws(len(logits))).result()
     kv_bytes = kv.pool.numel() * kv.pool.itemsize
     del kv, logits
@@ -79,11 +82,32 @@ def measured_use(
     )
 
 
-def _largest_batch(num_tokens: int, num_blocks: int, config: EngineConfig, device: torch.device) -> Batch:
-    """One prefill as long as a step may be, with the most logits that sampling may want."""
+def largest_batch(max_model_len: int, config: EngineConfig, device: torch.device) -> Batch:
+    """Prefills of as many tokens as a step may have, with the most logits that sampling may want."""
+    num_tokens, size = config.max_num_batched_tokens, config.block_size
+    starts = list(range(0, num_tokens, max_model_len))  # a context ends where the model's does
+    lens = [min(max_model_len, num_tokens - start) for start in starts]
+    blocks = iter(range(num_profiled_blocks(max_model_len, config)))
+    tables = [[next(blocks) for _ in range(-(-length // size))] for length in lens]
+    slots = [
+        table[at // size] * size + at % size for table, length in zip(tables, lens, strict=True) for at in range(length)
+    ]
     places = torch.arange(num_tokens, device=device)
-    rows = PagedRows([0, num_tokens], [num_tokens], [list(range(num_blocks))], config.block_size)
-    return Batch(torch.zeros_like(places), places, places, places[-config.max_num_seqs :], rows)
+    rows = PagedRows([*starts, num_tokens], lens, tables, size)
+    return Batch(
+        torch.zeros_like(places),
+        places % max_model_len,
+        torch.tensor(slots, device=device),
+        places[-config.max_num_seqs :],
+        rows,
+    )
+
+
+def num_profiled_blocks(max_model_len: int, config: EngineConfig) -> int:
+    """Blocks that `largest_batch` writes: whole ones for each of its contexts."""
+    num_tokens, size = config.max_num_batched_tokens, config.block_size
+    num_whole, rest = divmod(num_tokens, max_model_len)
+    return num_whole * -(-max_model_len // size) + -(-rest // size)
 
 
 def _costly_draws(count: int) -> list[Draw]:

@@ -65,7 +65,11 @@ class CudaRunner:
 
     def execute(self, plan: Plan) -> StepResult:
         """Raises DeviceFailed where the device itself broke; anything else concerns this plan alone."""
-        return self.launch(plan).result()
+        result = self.launch(plan).result()
+        if not plan.rows:  # moves alone, such as a measurement's: they are done when it returns
+            with device_failures(self.decoder.device):
+                self._mover.finish()
+        return result
 
     def launch(self, plan: Plan) -> Launched:
         """Starts the plan. A row that follows a draw of the last plan launched takes its token on the device."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,18 +16,25 @@ from engine.cuda.decode_inputs import decode_inputs, empty_inputs
 from engine.cuda.device_sampler import DeviceSampler
 from engine.cuda.fences import Fences
 from engine.cuda.late_device import LateDevice
-from engine.cuda.profiling import MemoryUse, graph_bytes
+from engine.cuda.profiling import MemoryUse, graph_bytes, largest_batch, num_profiled_blocks
+from engine.cuda.runner import CudaRunner
 from engine.cuda.staging import Staging, num_bytes_of
 from engine.errors import InvalidConfig
 from engine.fake_runner import VOCAB_SIZE, load_fake
 from engine.filters import support as support_of_row
 from engine.guided.compiler import GrammarCompiler
+from engine.kv_storage import KVStorage
+from engine.models.decoder import Decoder
+from engine.models.families import decoder_config
+from engine.models.weights import load_weights
 from engine.params import Guided, SamplingParams
-from engine.plan import Row
+from engine.plan import BlockMove, Plan, Row
 from engine.sampler import Draw, sample
 from engine.sequence import SEED_MASK, Request, Sequence
+from engine.weights.safetensors import Checkpoint
 from kernels.sampling.support import support
 
+CPU = torch.device("cpu")
 GIB = 1 << 30
 
 
@@ -257,3 +266,62 @@ def test_grammars_shape_draws_on_the_device_as_in_the_engine(seed: int) -> None:
         assert found == sample(logits, draws)
         assert all(97 + 2 <= found[index].token_id <= 122 for index in (1, 2, 4, 5))
         assert found[7].error is not None
+
+
+# ---- the runner over torch's operators
+
+
+def runner_of(folder: Path, num_blocks: int, num_host_slots: int) -> CudaRunner:
+    config = decoder_config(json.loads((folder / "config.json").read_text()))
+    decoder = Decoder(config, load_weights(Checkpoint(folder), config, torch.float32, CPU), 64, CPU)
+    device = LateDevice()
+    return CudaRunner(
+        device,
+        decoder,
+        KVStorage(config, 16, num_blocks, num_host_slots, torch.float32, CPU),
+        DeviceSampler(device),
+        max_model_len=64,
+        block_size=16,
+        buckets=None,
+    )
+
+
+def test_moves_alone_are_done_when_execute_returns(tiny_folder: Path) -> None:
+    runner = runner_of(tiny_folder, 6, 3)
+    runner._kv.pool.normal_()
+    before = runner._kv.pool[:, :, [1, 4]].clone()
+    runner.execute(Plan(0, swap_out=[BlockMove(1, 2), BlockMove(4, 0)]))
+    assert torch.equal(runner._kv.host[[2, 0]].permute(1, 2, 0, 3, 4, 5), before)
+    runner.execute(Plan(0, swap_in=[BlockMove(2, 5)]))
+    assert torch.equal(runner._kv.pool[:, :, 5], before[:, :, 0])
+
+
+def test_a_row_that_follows_takes_its_token_on_the_device(tiny_folder: Path) -> None:
+    tokens = list(range(5, 25))
+    outputs = []
+    for is_ahead in (True, False):
+        runner = runner_of(tiny_folder, 4, 0)
+        sequence = Sequence(Request("r", tokens, SamplingParams(temperature=1.0), seed=3), 0, 3)
+        first = runner.launch(Plan(1, [Row(sequence, 0, tokens, [2, 0], 1, [sequence])]))
+        if is_ahead:
+            second = runner.launch(Plan(2, [Row(sequence, 20, [0], [2, 0], 1, [sequence], follows=0)], 1))
+            found = first.result().samples + second.result().samples
+        else:
+            found = first.result().samples
+            sequence.output_token_ids.append(found[0].token_id)
+            found += runner.execute(Plan(2, [Row(sequence, 20, [found[0].token_id], [2, 0], 1, [sequence])], 1)).samples
+        outputs.append([sampled.token_id for sampled in found])
+    assert outputs[0] == outputs[1]
+    with pytest.raises(ValueError, match="the last step had none"):
+        runner.launch(Plan(4)).result()
+        runner.launch(Plan(5, [Row(sequence, 20, [0], [2, 0], 1, [sequence], follows=0)], 1)).result()
+
+
+@pytest.mark.parametrize("max_model_len", [1000, 200, 64, 50])
+def test_the_profiled_step_is_as_long_as_allowed_and_within_the_model_s_context(max_model_len: int) -> None:
+    config = EngineConfig(max_num_batched_tokens=200, max_num_seqs=7)
+    batch = largest_batch(max_model_len, config, CPU)
+    assert len(batch.token_ids) == 200 and int(batch.positions.max()) < max_model_len
+    assert batch.rows.query_starts[-1] == sum(batch.rows.context_lens) == 200
+    assert len(batch.logit_places) == 7 and len(set(batch.slots.tolist())) == 200
+    assert int(batch.slots.max()) < num_profiled_blocks(max_model_len, config) * config.block_size
