@@ -46,6 +46,7 @@ class CheckedRunner(FakeRunner):
         self.plans: list[Plan] = []
         self.checks = True
         self.num_failures = 0
+        self.failed_steps: set[int] = set()
         self.fail_next: str | None = None  # "before" anything is done, or "after" all of it
 
     def execute(self, plan: Plan) -> StepResult:
@@ -55,8 +56,10 @@ class CheckedRunner(FakeRunner):
             except (AssertionError, RuntimeError) as error:
                 raise Violation(str(error)) from error
         where = None
-        if plan.step_index:  # a failing probe would mean a broken device
+        if plan.step_index and plan.step_index not in self.failed_steps:  # probes, and parts tried again, are spared
             where, self.fail_next = self.fail_next, None
+        if where is not None:
+            self.failed_steps.add(plan.step_index)
         if where == "before":
             self._fail()
         result = super().execute(plan)
