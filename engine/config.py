@@ -67,7 +67,7 @@ class EngineConfig:
 
     speculative: Speculative | None = None  # what guesses the next tokens: ngram, suffix, draft or self; None: nothing
     speculative_model: str | None = None  # of speculative draft: a smaller model with the same vocabulary
-    num_speculative_tokens: int = 5  # guesses verified at once for a sequence, at most
+    num_speculative_tokens: int = 10  # guesses verified at once for a sequence, at most
     speculative_adaptive: bool = True  # fewer where measured acceptance and costs say so, down to none; else always all
     speculative_verification: Verification = "coupled"  # rejection: the distribution is kept, the tokens are not
 
