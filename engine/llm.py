@@ -19,7 +19,7 @@ from engine.beams import BeamSearch
 from engine.collector import Collector
 from engine.config import MODEL_PROPOSERS, EngineConfig, LoadedModel
 from engine.costs import StepCosts, StepSize
-from engine.errors import InvalidRequest
+from engine.errors import InvalidConfig, InvalidRequest
 from engine.guided.compiler import GrammarCompiler
 from engine.held_back import HeldBackStream
 from engine.isolation import IsolatingExecutor
@@ -62,6 +62,10 @@ class LLM:
         self.config = config or EngineConfig()
         loaded = model if isinstance(model, LoadedModel) else _load(model, self.config)
         runner = loaded.runner
+        if runner.block_size != self.config.block_size:  # tables and storage would disagree, silently
+            raise InvalidConfig(
+                "block_size", f"is {self.config.block_size}, and the loaded model keeps blocks of {runner.block_size}"
+            )
         num_slots = runner.num_kv_blocks * runner.block_size
         self.tokenizer = loaded.tokenizer
         self.grammars = GrammarCompiler(loaded.tokenizer)

@@ -12,7 +12,7 @@ import pytest
 
 from engine import LLM, EngineConfig, InvalidRequest, SamplingParams
 from engine.config import LoadedModel
-from engine.errors import DeviceFailed
+from engine.errors import DeviceFailed, InvalidConfig
 from engine.fake_runner import EOS, FakeRunner, load_fake
 from engine.isolation import MAX_FAILURES_IN_A_ROW
 from engine.outputs import RequestDelta
@@ -482,3 +482,8 @@ def test_the_cache_can_be_dropped() -> None:
     llm.generate("a" * 64, SamplingParams(max_tokens=1))
     assert llm.drop_prefix_cache() == 4
     assert llm.generate("a" * 64, SamplingParams(max_tokens=1))[0].num_cached_tokens == 0
+
+
+def test_a_loaded_model_with_blocks_of_another_size_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="block_size: is 32, and the loaded model keeps blocks of 16"):
+        LLM(load_fake(EngineConfig(block_size=16)), EngineConfig(block_size=32))
