@@ -6,7 +6,7 @@
                           │ TRYAGAIN: the keys are apart while their slot moves; a little later, or not now
                           │ CLUSTERDOWN, connection lost: read the map anew before the next command
 
-Nothing is repeated but what a server has refused to do. Why not redis-py's own: docs/decisions/0011.
+Nothing is repeated but what a server has refused to do. Why not redis-py's own: docs/decisions/0013.
 """
 
 from __future__ import annotations
