@@ -79,7 +79,7 @@ ACCESS: dict[str, Access] = {
     ),
     "operator": Access(
         keys=(_LANE_KEYS, *_REGISTRY, _INDEX_KEYS, "~ms:webhooks:*"),
-        commands=(*_READS_A_JOB, "get", "zrem", "zrevrange"),
+        commands=(*_READS_A_JOB, "get", "setnx", "zrem", "zrevrange"),
         scripts=("submit", "index_job", "open_lane", "revive_lane", "load", "pause",
                  "add_lane", "close_lane", "reopen_lane"),
     ),

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from bench.gpu.budget import Budget
-from bench.gpu.correctness import judged
 from tests.conftest import skip_or_fail
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +61,8 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_a_wrong_number_is_wrong() -> None:
+    from bench.gpu.correctness import judged  # imports triton: first must the kernels' tests choose its interpreter
+
     right = torch.tensor([1.0, 2.0, 4.0])
     assert judged(right, right.double(), torch.float32)["ok"]
     assert judged(right.half(), right.double() * (1 + 1e-3), torch.float16)["ok"]

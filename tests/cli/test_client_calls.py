@@ -17,7 +17,7 @@ JOB: dict[str, Any] = {
     "id": "job-1-aaaaaaaa", "object": "job", "model": "m", "kind": "generate", "status": "succeeded",
     "tier": "standard", "priority": 0, "attempt": 1, "created_at": 1.5, "started_at": 2.0, "finished_at": 3.0,
     "deadline": None, "queue": None, "usage": None, "error": None, "params": {}, "metadata": {},
-    "numerics_profile": None, "retry_of": None,
+    "numerics_profile": None, "continued_profiles": [], "retry_of": None,
     "result": {"choices": [{"index": 0, "text": "done", "token_ids": [1], "finish_reason": "stop",
                             "stop_reason": None, "logprobs": None}], "prompt_logprobs": None},
 }  # fmt: skip

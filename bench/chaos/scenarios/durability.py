@@ -42,7 +42,7 @@ async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[f
     folder.mkdir()
     watched = sync_log_environment(folder)
     policy = ("appendfsync always",) if mode == "fsync" else ()
-    cut_bytes = forgotten = 0
+    cut_bytes = num_forgotten = 0
     seconds: list[float] = []
     async with yard.site(*policy, name=mode, environment=watched) as site:
         site.store = {"durability": mode}
@@ -55,13 +55,13 @@ async def _one(yard: Yard, mode: str, record: Record, *, rounds: int) -> tuple[f
             cut_bytes += lose_power(site.server, folder / "sync.log")
             site.server.start()
             gone = await forgotten(site, ledger)
-            forgotten += len(gone)
+            num_forgotten += len(gone)
             for job_id in gone:
                 del ledger.told[job_id]
         await worker.start()
         await finish(site, ledger, record, seconds=120)
     record.figures["bytes cut"] = cut_bytes
-    return 1000 * sum(seconds) / len(seconds), forgotten
+    return 1000 * sum(seconds) / len(seconds), num_forgotten
 
 
 async def failover(yard: Yard) -> Record:
