@@ -46,8 +46,9 @@ def where(result: Result) -> str:
 
 def peers(result: Result) -> str:
     table = figures.table(result["lines"], result["seconds"])
+    num_rounds = len({line["round"] for line in result["lines"]})
     told = [
-        f"{where(result)} Medians of the rounds; `make bench-peers`.",
+        f"{where(result)} Medians of {num_rounds} round(s); `make bench-peers`.",
         "",
         table,
         "",
