@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
+
+from msgspec import Struct
 
 from infra.contracts import ModelCard, Pace, Tier, WorkerRecord
 from infra.store import LaneLoad, Place
@@ -77,12 +79,11 @@ class Facts:
         return not (self.num_waiting or self.num_running or self.num_unfed)
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
+class Ahead(Struct, frozen=True):
     """Jobs that are served before one, and what they ask for."""
 
     jobs: float = 0.0
-    work: Work = field(default_factory=Work)
+    work: Work = Work()
 
     def __add__(self, other: Ahead) -> Ahead:
         return Ahead(self.jobs + other.jobs, self.work + other.work)
@@ -120,7 +121,7 @@ def token_seconds(pace: Pace, batch: float) -> float:
     return pace.seconds_per_step + batch * pace.seconds_per_output_token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, as above
 class Pool:
     """The seats of all workers, as if they were one."""
 
@@ -148,13 +149,23 @@ class Pool:
         return min(self.free_in[place % seats], self.free_in[0] + turn) + (place // seats) * turn
 
     def _evenly(self, jobs_ahead: float, turn: float) -> float:
+        num_taken, mean_seconds = self._taken
+        num_awaited = max(0.0, jobs_ahead + 1 - (len(self.free_in) - num_taken))
+        first_turns = min(num_awaited, num_taken) * mean_seconds
+        return (first_turns + max(0.0, num_awaited - num_taken) * turn) / len(self.free_in)
+
+    @cached_property
+    def _taken(self) -> tuple[int, float]:
+        """Seats that are taken, and seconds until they are free, on average."""
         taken = [seconds for seconds in self.free_in if seconds > 0]
-        num_awaited = max(0.0, jobs_ahead + 1 - (len(self.free_in) - len(taken)))
-        first_turns = min(num_awaited, len(taken)) * sum(taken) / max(1, len(taken))
-        return (first_turns + max(0.0, num_awaited - len(taken)) * turn) / len(self.free_in)
+        return len(taken), sum(taken) / max(1, len(taken))
 
     def _prompt_seconds(self, tokens: float) -> float:
-        return self.sizes.expected(Work(tokens)).prompt_tokens * self.pace.seconds_per_prompt_token
+        return tokens * self._each_prompt_token_seconds
+
+    @cached_property
+    def _each_prompt_token_seconds(self) -> float:
+        return self.sizes.computed_share * self.pace.seconds_per_prompt_token
 
 
 def pool_of(facts: Facts, *, num_running: int | None = None, with_max_workers: bool = False) -> Pool | None:

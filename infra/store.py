@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
+
 from infra.contracts import Claim, Event, Hold, Job, ModelCard, NewJob, Notice, Outcome, Publication, WorkerRecord
 from infra.errors import Conflict, UnknownLane
 from infra.work import Sizes, Work
@@ -40,8 +42,7 @@ class LaneState:
     is_open: bool  # new jobs go to it
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a queued job stands."""
 
     position: int  # waiting jobs ahead in its tier
