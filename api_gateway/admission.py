@@ -6,7 +6,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import msgspec
@@ -27,8 +27,7 @@ SEED_BITS = 53  # a JavaScript client reads such a number back as it was
 BYTES_PER_TOKEN = 3  # a guess for planning memory, where no count was needed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What a route was asked for, in our words. Exactly one of `prompt`, `prompt_token_ids`, `messages` is set."""
 
     model: str
@@ -42,13 +41,13 @@ class Ask:
     queue_ttl_ms: int | None = None
     attempt_timeout_ms: int | None = None
     webhook: Webhook | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
+    metadata: dict[str, str] = {}
     cache_salt: str = ""
     default_max_tokens: int | None = None  # where params do not say; None: the service's own
     # How errors name the caller's fields.
     input_name: str = "input"
     param_prefix: str = ""
-    param_names: Mapping[str, str] = field(default_factory=dict)
+    param_names: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     @property
     def kind(self) -> Kind:
@@ -61,8 +60,7 @@ class Ask:
         return self.param_names.get(param, self.param_prefix + param)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptSize:
+class PromptSize(msgspec.Struct, frozen=True):
     """How many tokens a prompt has: the most it can be, and the count where it was counted."""
 
     most: int
@@ -73,8 +71,7 @@ class PromptSize:
         return self.exact if self.exact is not None else math.ceil(self.most / BYTES_PER_TOKEN)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True):
     """A request that may become a job."""
 
     ask: Ask

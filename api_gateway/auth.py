@@ -8,7 +8,7 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from litestar.types import ASGIApp, Receive, Scope, Send
@@ -21,8 +21,7 @@ _ASKED_HEADERS = frozenset((b"authorization", b"host", b"origin"))
 Middleware = Callable[[ASGIApp], ASGIApp]
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Where a request comes from, as far as it can be told."""
 
     address: str | None  # None: a socket without addresses
@@ -73,8 +72,15 @@ class Keyring:
 
     def cache_domain(self, tenant: str, narrowing: str = "") -> str:
         """Salt of the tenant's prefix cache. A caller's own salt narrows it and can never name another tenant's."""
-        domain = f"{len(tenant)}:{tenant}{narrowing}".encode()
-        return hmac.digest(self.cache_secret, domain, "sha256").hex()
+        find = _domain if narrowing else _tenant_domain  # callers' own are too many, and may be large
+        return find(self.cache_secret, f"{len(tenant)}:{tenant}{narrowing}")
+
+
+def _domain(secret: bytes, name: str) -> str:
+    return hmac.digest(secret, name.encode(), "sha256").hex()
+
+
+_tenant_domain = lru_cache(maxsize=1024)(_domain)
 
 
 @lru_cache(maxsize=1024)

@@ -6,7 +6,8 @@ import difflib
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any
 
 import msgspec
 from litestar.dto import AbstractDTO
@@ -22,14 +23,12 @@ _SHOWN_CHARACTERS = 60
 class StrictBody(AbstractDTO[Any]):
     """Decodes `data` as exactly its annotated type: "1" is no number, and unknown fields are refused by the structs."""
 
-    decoders: ClassVar[dict[str, msgspec.json.Decoder[Any]]] = {}
-
     @classmethod
     def create_for_field_definition(cls, field_definition: Any, handler_id: str, backend_cls: Any = None) -> None:
-        cls.decoders[handler_id] = msgspec.json.Decoder(field_definition.annotation)
+        pass  # decoders go by the type, not by the handler, whose id is costly to tell
 
     def decode_bytes(self, value: bytes) -> Any:
-        return decode(value, self.decoders[self.asgi_connection.route_handler.handler_id])
+        return decode(value, _decoder(self.asgi_connection.route_handler.parsed_data_field.annotation))
 
     @classmethod
     def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
@@ -46,6 +45,11 @@ class StrictBody(AbstractDTO[Any]):
     @classmethod
     def detect_nested_field(cls, field_definition: Any) -> bool:
         return False
+
+
+@cache
+def _decoder(expected: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(expected)
 
 
 def decode(body: bytes | msgspec.Raw, decoder: msgspec.json.Decoder[Any]) -> Any:

@@ -38,8 +38,7 @@ class Idempotency:
         return cls(key, route, hashlib.sha256(body).hexdigest())
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """One job of a request, as it stood then; `place` is None where it was not queued any more, or is not known."""
 
     job: Job
@@ -109,7 +108,9 @@ class Intake:
     ) -> Admitted:
         if claimed_before and (known := await self.store.look(job_id)) is not None:
             return Admitted(*known, is_new=False)
-        attributes = {**request_attributes(draft.spec), "messaging.message.id": job_id}
+        attributes = None  # costly, and read by nobody where telemetry is off
+        if self.telemetry.is_on:
+            attributes = {**request_attributes(draft.spec), "messaging.message.id": job_id}
         with self.telemetry.span(
             request_name(draft.spec), kind="producer", parent=parent, attributes=attributes
         ) as span:

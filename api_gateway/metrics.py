@@ -5,7 +5,9 @@ Depths and backlogs are those of the whole queue: every gateway reports the same
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -18,9 +20,10 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 @dataclass(slots=True)
 class Metrics:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    requests: Counter = field(init=False)
-    request_seconds: Histogram = field(init=False)
-    admitted: Counter = field(init=False)
+    # By their labels' values, of which there are few: the library looks each up anew under a lock.
+    requests: Callable[[str, str, str], Counter] = field(init=False)
+    request_seconds: Callable[[str, str], Histogram] = field(init=False)
+    admitted: Callable[[str, str], Counter] = field(init=False)
     event_streams_open: Gauge = field(init=False)
     lane_depth: Gauge = field(init=False)
     lane_running: Gauge = field(init=False)
@@ -30,16 +33,16 @@ class Metrics:
 
     def __post_init__(self) -> None:
         registry = self.registry
-        self.requests = Counter(
+        requests = Counter(
             "millstream_http_requests", "Requests answered", ("method", "route", "status"), registry=registry
         )
-        self.request_seconds = Histogram(
+        request_seconds = Histogram(
             "millstream_http_request_duration_seconds", "Until the answer's end", ("method", "route"),
             buckets=_SECONDS, registry=registry,
         )  # fmt: skip
-        self.admitted = Counter(
-            "millstream_jobs_admitted", "Jobs put on the queue", ("model", "tier"), registry=registry
-        )
+        admitted = Counter("millstream_jobs_admitted", "Jobs put on the queue", ("model", "tier"), registry=registry)
+        self.requests, self.request_seconds = cache(requests.labels), cache(request_seconds.labels)
+        self.admitted = cache(admitted.labels)
         self.event_streams_open = Gauge("millstream_event_streams_open", "Event streams being sent", registry=registry)
         self.lane_depth = Gauge(
             "millstream_lane_depth",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from litestar.datastructures import Headers
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from api_gateway.gateway import Gateway
+from api_gateway.headers import header_of
 from api_gateway.telemetry import valid_traceparent
 
 
@@ -30,7 +30,7 @@ def observe(app: ASGIApp) -> ASGIApp:
         with gateway.telemetry.span(
             " ".join(route),
             kind="server",
-            parent=valid_traceparent(Headers.from_scope(scope).get("traceparent")),
+            parent=valid_traceparent(header_of(scope, b"traceparent")),
             attributes={"http.request.method": route[0], "http.route": route[1]},
         ) as span:
             state["span"] = span
@@ -40,7 +40,7 @@ def observe(app: ASGIApp) -> ASGIApp:
                 span.set({"http.response.status_code": status})
                 if status >= 500:
                     span.fail(str(status))
-                gateway.metrics.requests.labels(*route, str(status)).inc()
-                gateway.metrics.request_seconds.labels(*route).observe(time.perf_counter() - started)
+                gateway.metrics.requests(*route, str(status)).inc()
+                gateway.metrics.request_seconds(*route).observe(time.perf_counter() - started)
 
     return observed

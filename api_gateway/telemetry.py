@@ -19,5 +19,5 @@ def valid_traceparent(header: str | None) -> str | None:
 
 def traceparent_of(request: Request[Any, Any, Any]) -> str | None:
     """The context that this request's work belongs to."""
-    span: Span = request.state.span
+    span: Span = request.scope["state"]["span"]
     return span.traceparent

@@ -164,14 +164,13 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "prompt_logprobs": (0, MAX_LOGPROBS),
     "priority": (-_INT32_MAX, _INT32_MAX),
 }
+_RANGES = [(name, least, greatest) for name, (least, greatest) in (_FLOAT_RANGES | _INT_RANGES).items()]
 
 
 def _check_numbers(params: SamplingParams) -> None:
-    for name, (least, greatest) in (_FLOAT_RANGES | _INT_RANGES).items():
+    for name, least, greatest in _RANGES:
         value = getattr(params, name)
-        if value is None:
-            continue
-        if not least <= value <= greatest:  # also true of NaN
+        if value is not None and not least <= value <= greatest:  # also true of NaN
             raise InvalidRequest(name, f"is {value}; give a number from {least} to {greatest}")
     if params.top_p == 0.0:
         raise InvalidRequest("top_p", "is 0, which keeps no token; give a number above 0, or use temperature 0")
@@ -220,18 +219,20 @@ def _check_token(name: str, token_id: int, vocab_size: int | None) -> None:
         raise InvalidRequest(name, f"names token {token_id}, which is outside {known}; remove it")
 
 
+_NEUTRAL = SamplingParams()
+
+
 def _check_candidates(params: SamplingParams) -> None:
     """Beams are ranked, not drawn: what shapes a draw is refused beside them, and what shapes them without them."""
-    neutral = SamplingParams()
     if not params.use_beam_search:
         for name in ("length_penalty", "early_stopping"):
-            if getattr(params, name) != getattr(neutral, name):
+            if getattr(params, name) != getattr(_NEUTRAL, name):
                 raise InvalidRequest(name, "concerns beams alone; leave it out, or set use_beam_search")
         if params.num_sequences > params.n and params.is_greedy:
             raise InvalidRequest("best_of", "greedy candidates are all the same; leave it out, or raise temperature")
         return
     for name in ("temperature", "top_p", "min_p"):
-        if getattr(params, name) != getattr(neutral, name):
+        if getattr(params, name) != getattr(_NEUTRAL, name):
             raise InvalidRequest(name, "shapes draws, and beam search draws nothing; leave it out")
     if params.top_k > 0:
         raise InvalidRequest("top_k", "shapes draws, and beam search draws nothing; leave it out")

@@ -23,5 +23,5 @@ def gateway_of(request: AnyRequest) -> Gateway:
 
 def tenant_of(request: AnyRequest) -> str:
     """The caller's tenant, as the guard found it."""
-    tenant: str = request.state.tenant
+    tenant: str = request.scope["state"]["tenant"]
     return tenant

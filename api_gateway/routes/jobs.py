@@ -12,8 +12,10 @@ from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
 
 from api_gateway import fields
 from api_gateway.admission import Ask
+from api_gateway.answers import JsonAnswer
 from api_gateway.bodies import decode
 from api_gateway.errors import detail_of
+from api_gateway.headers import header_of
 from api_gateway.intake import Idempotency, spec_blob
 from api_gateway.job_book import MAX_WAIT_SECONDS
 from api_gateway.messages import plain_messages
@@ -45,8 +47,8 @@ Wait = Annotated[float | None, QueryParameter(description="seconds to wait for t
 async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Response[JobView]:
     """Submits a job. With `Prefer: wait=n`, waits so many seconds for its end: then 200, else 202."""
     gateway, tenant = gateway_of(request), tenant_of(request)
-    wait_seconds = fields.prefer_wait_seconds(request.headers.get("prefer"))
-    key = fields.idempotency_key(request.headers.get("idempotency-key"))
+    wait_seconds = fields.prefer_wait_seconds(header_of(request.scope, b"prefer"))
+    key = fields.idempotency_key(header_of(request.scope, b"idempotency-key"))
     draft = await gateway.admission.draft(job_ask(data), tenant)
     [admitted] = await gateway.intake.admit(
         [draft],
@@ -54,17 +56,17 @@ async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Respons
         idempotency=Idempotency.of(key, "POST /v1/jobs", await request.body()) if key else None,
         parent=traceparent_of(request),
     )
-    gateway.metrics.admitted.labels(data.model, data.tier).inc(admitted.is_new)
+    gateway.metrics.admitted(data.model, data.tier).inc(admitted.is_new)
     job = admitted.job
     headers = {"location": f"/v1/jobs/{job.id}"}
     if not admitted.is_new:
         headers["idempotent-replayed"] = "true"
     if wait_seconds is None:
-        return Response(await gateway.book.show(job, admitted.place), status_code=202, headers=headers)
+        return JsonAnswer(await gateway.book.show(job, admitted.place), status_code=202, headers=headers)
     headers["preference-applied"] = f"wait={wait_seconds:.0f}"
     job = await gateway.book.wait(job, timeout=min(wait_seconds, MAX_WAIT_SECONDS))
     status = 200 if job.status in TERMINAL else 202
-    return Response(await gateway.book.view(job), status_code=status, headers=headers)
+    return JsonAnswer(await gateway.book.view(job), status_code=status, headers=headers)
 
 
 @post("/v1/jobs/bulk", status_code=200, responses=REFUSALS)
@@ -88,7 +90,7 @@ async def create_jobs(data: JSONBody[BulkRequest], request: AnyRequest) -> BulkA
                     idempotency=Idempotency.of(f"{key} {index}", "POST /v1/jobs/bulk", bytes(raw)) if key else None,
                     parent=traceparent_of(request),
                 )
-                gateway.metrics.admitted.labels(job.model, job.tier).inc(admitted.is_new)
+                gateway.metrics.admitted(job.model, job.tier).inc(admitted.is_new)
                 return BulkItem(status=202, job=job_view(admitted.job))
             except MillstreamError as error:
                 return BulkItem(status=error.status, error=detail_of(error))

@@ -33,7 +33,7 @@ async def admit(request: AnyRequest, asks: list[Ask], route: str) -> list[Job]:
         watch_seconds=gateway.settings.watch_seconds,
     )
     for ask, one in zip(asks, admitted, strict=True):
-        gateway.metrics.admitted.labels(ask.model, ask.tier).inc(one.is_new)
+        gateway.metrics.admitted(ask.model, ask.tier).inc(one.is_new)
     return [one.job for one in admitted]
 
 
