@@ -19,6 +19,7 @@ import uvloop
 from api_gateway.app import create_app
 from api_gateway.auth import Keyring, is_loopback
 from api_gateway.gateway import Gateway
+from api_gateway.writes import GatheredProtocol
 from infra.blobs import open_blobs
 from infra.connect import Server
 from infra.errors import MillstreamError
@@ -106,7 +107,7 @@ class GatewayServer(uvicorn.Server):
         shutdown_seconds = gateway.settings.shutdown_seconds
         config = uvicorn.Config(
             app,  # type: ignore[arg-type]
-            http="httptools",
+            http=GatheredProtocol,
             lifespan="on",
             log_config=None,
             access_log=False,
