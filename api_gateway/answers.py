@@ -14,10 +14,13 @@ _JSON = msgspec.json.Encoder()
 
 
 class JsonAnswer(Response[T]):
-    """The same bytes as `Response`, at a fifth of its cost: no cookies, no encoders, nothing to do afterwards."""
+    """The same bytes as `Response`, at a fifth of its cost: no cookies, no encoders, nothing to do afterwards.
+
+    What the base class holds beside these three is therefore never asked for, and not set.
+    """
 
     def __init__(self, content: T, *, status_code: int, headers: dict[str, str]) -> None:
-        super().__init__(content, status_code=status_code, headers=headers)
+        self.content, self.status_code, self.headers = content, status_code, headers
 
     def to_asgi_response(self, *_: Any, **__: Any) -> ASGIResponse:
         return _Encoded(_JSON.encode(self.content), self.status_code or 200, self.headers)

@@ -15,7 +15,8 @@ from api_gateway.bodies import StrictBody
 from api_gateway.docs_page import DocsPage
 from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
 from api_gateway.gateway import Gateway
-from api_gateway.observing import observe
+from api_gateway.headers import LeanRequest
+from api_gateway.observing import observing
 from api_gateway.request_ids import add_request_id
 from api_gateway.routes import FOR_ANYONE, FOR_CALLERS, FOR_OPERATORS
 from engine.errors import InvalidRequest
@@ -67,7 +68,8 @@ def create_app(
         route_handlers=[callers, operators, *FOR_ANYONE],
         lifespan=[lifespan],
         state=State({"gateway": gateway}),
-        middleware=[observe],
+        middleware=[observing(gateway.telemetry, gateway.metrics)],
+        request_class=LeanRequest,
         before_send=[add_request_id],
         exception_handlers={
             MillstreamError: on_millstream_error,

@@ -7,40 +7,44 @@ from typing import Any
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from api_gateway.gateway import Gateway
+from api_gateway.auth import Middleware
 from api_gateway.headers import header_of
+from api_gateway.metrics import Metrics
 from api_gateway.telemetry import valid_traceparent
+from infra.telemetry import Telemetry
 
 
-def observe(app: ASGIApp) -> ASGIApp:
+def observing(telemetry: Telemetry, metrics: Metrics) -> Middleware:
     """Middleware: a span, a count by route and status, and the time until the answer's end."""
 
-    async def observed(scope: Scope, receive: Receive, send: Send) -> None:
-        gateway: Gateway = scope["litestar_app"].state.gateway
-        route: tuple[str, str] = scope["method"], scope["path_template"]  # type: ignore[typeddict-item]
-        state: dict[str, Any] = scope["state"]
-        started, status = time.perf_counter(), 0
+    def observe(app: ASGIApp) -> ASGIApp:
+        async def observed(scope: Scope, receive: Receive, send: Send) -> None:
+            route: tuple[str, str] = scope["method"], scope["path_template"]  # type: ignore[typeddict-item]
+            state: dict[str, Any] = scope["state"]
+            started, status = time.perf_counter(), 0
 
-        async def note_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+            async def note_status(message: Message) -> None:
+                nonlocal status
+                if message["type"] == "http.response.start":
+                    status = message["status"]
+                await send(message)
 
-        with gateway.telemetry.span(
-            " ".join(route),
-            kind="server",
-            parent=valid_traceparent(header_of(scope, b"traceparent")),
-            attributes={"http.request.method": route[0], "http.route": route[1]},
-        ) as span:
-            state["span"] = span
-            try:
-                await app(scope, receive, note_status)
-            finally:
-                span.set({"http.response.status_code": status})
-                if status >= 500:
-                    span.fail(str(status))
-                gateway.metrics.requests(*route, str(status)).inc()
-                gateway.metrics.request_seconds(*route).observe(time.perf_counter() - started)
+            with telemetry.span(
+                " ".join(route),
+                kind="server",
+                parent=valid_traceparent(header_of(scope, b"traceparent")),
+                attributes={"http.request.method": route[0], "http.route": route[1]},
+            ) as span:
+                state["span"] = span
+                try:
+                    await app(scope, receive, note_status)
+                finally:
+                    span.set({"http.response.status_code": status})
+                    if status >= 500:
+                        span.fail(str(status))
+                    metrics.requests(*route, str(status)).inc()
+                    metrics.request_seconds(*route).observe(time.perf_counter() - started)
 
-    return observed
+        return observed
+
+    return observe

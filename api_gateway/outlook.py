@@ -39,10 +39,11 @@ class Outlook:
 
     async def facts(self, alias: str, *, max_age_seconds: float = FRESH_SECONDS) -> Facts:
         """Raises UnknownModel."""
-        card = await self.cards.get(alias)
-        known = self._known[alias]
-        if known.facts is not None and time.monotonic() - known.read_at <= max_age_seconds:
+        known = self._known.get(alias)
+        if known is not None and known.facts is not None and time.monotonic() - known.read_at <= max_age_seconds:
             return known.facts
+        card = await self.cards.get(alias)
+        known = self._known[alias]  # of models that there are alone: names are free to invent
         async with known.lock:
             if known.facts is None or time.monotonic() - known.read_at > max_age_seconds:
                 # Runs first: an item that moves to the queue meanwhile is counted twice, and never not at all.
