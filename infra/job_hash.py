@@ -36,6 +36,7 @@ _TIMELINE = msgspec.msgpack.Decoder(dict[str, float])
 _EVENT_BODY = msgspec.msgpack.Decoder(EventBody)
 _WEBHOOK = msgspec.msgpack.Decoder(Webhook)
 _RUN_ITEM = msgspec.msgpack.Decoder(RunItem)
+_OPTIONAL_FIELDS = ("queue_ttl_ms", "deadline_ms", "attempt_timeout_ms", "watch_ms", "retry_of", "traceparent")
 
 
 def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
@@ -45,25 +46,23 @@ def pairs(flat: Sequence[bytes]) -> dict[str, bytes]:
 
 def fields_of(new: NewJob) -> list[Argument]:
     """Names and values of the record's fields that never change, but those that the script sets itself."""
-    fields: dict[str, Argument | None] = {
-        "spec": pack(new.spec),
-        "priority": new.priority,
-        "tenant": new.tenant,
-        "cost_tokens": new.cost_tokens,
-        "queue_ttl_ms": new.queue_ttl_ms,
-        "deadline_ms": new.deadline_ms,
-        "attempt_timeout_ms": new.attempt_timeout_ms,
-        "output_tokens": new.spec.output_tokens,
-        "watch_ms": new.watch_ms,
-        "retry_of": new.retry_of,
-        "traceparent": new.traceparent,
-    }
+    fields: list[Argument] = [
+        "spec", pack(new.spec),
+        "priority", new.priority,
+        "tenant", new.tenant,
+        "cost_tokens", new.cost_tokens,
+        "output_tokens", new.spec.output_tokens,
+    ]  # fmt: skip
+    for name in _OPTIONAL_FIELDS:
+        value = getattr(new, name)
+        if value is not None:
+            fields += [name, value]
     if new.spec.webhook is not None:
-        fields["webhook"] = pack(new.spec.webhook)
-        fields["wanted"] = f",{','.join(new.spec.webhook.events)}," if new.spec.webhook.events else "*"
+        wanted = f",{','.join(new.spec.webhook.events)}," if new.spec.webhook.events else "*"
+        fields += ["webhook", pack(new.spec.webhook), "wanted", wanted]
     if new.spec.run_item is not None:
-        fields["run_item"] = pack(new.spec.run_item)
-    return [part for name, value in fields.items() if value is not None for part in (name, value)]
+        fields += ["run_item", pack(new.spec.run_item)]
+    return fields
 
 
 def job_from(fields: Mapping[str, bytes], lane: int) -> Job:
