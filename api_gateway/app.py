@@ -7,21 +7,18 @@ from contextlib import asynccontextmanager
 
 from litestar import Litestar, Router
 from litestar.datastructures import State
-from litestar.exceptions import HTTPException
 from litestar.openapi.config import OpenAPIConfig
 
 from api_gateway.auth import Operators, only_callers, only_operators
 from api_gateway.bodies import StrictBody
 from api_gateway.docs_page import DocsPage
-from api_gateway.errors import on_http_exception, on_invalid_request, on_millstream_error, on_unexpected
+from api_gateway.errors import ANSWERS
 from api_gateway.gateway import Gateway
 from api_gateway.headers import LeanRequest
 from api_gateway.observing import observing
 from api_gateway.request_ids import add_request_id
 from api_gateway.routes import FOR_ANYONE, FOR_CALLERS, FOR_OPERATORS
-from engine.errors import InvalidRequest
 from infra.blobs import Blobs
-from infra.errors import MillstreamError
 from infra.runs import RunStore
 from infra.settings import GatewaySettings
 from infra.store import JobStore
@@ -71,12 +68,7 @@ def create_app(
         middleware=[observing(gateway.telemetry, gateway.metrics)],
         request_class=LeanRequest,
         before_send=[add_request_id],
-        exception_handlers={
-            MillstreamError: on_millstream_error,
-            InvalidRequest: on_invalid_request,
-            HTTPException: on_http_exception,
-            Exception: on_unexpected,
-        },
+        exception_handlers=ANSWERS,
         request_max_body_size=gateway.settings.max_body_bytes,
         openapi_config=OpenAPIConfig(
             "Millstream",

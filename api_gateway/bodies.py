@@ -28,7 +28,7 @@ class StrictBody(AbstractDTO[Any]):
         pass  # decoders go by the type, not by the handler, whose id is costly to tell
 
     def decode_bytes(self, value: bytes) -> Any:
-        return decode(value, _decoder(self.asgi_connection.route_handler.parsed_data_field.annotation))
+        return decode(value, decoder_of(self.asgi_connection.route_handler))
 
     @classmethod
     def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
@@ -45,6 +45,11 @@ class StrictBody(AbstractDTO[Any]):
     @classmethod
     def detect_nested_field(cls, field_definition: Any) -> bool:
         return False
+
+
+def decoder_of(handler: Any) -> msgspec.json.Decoder[Any]:
+    """Of a route handler's `data`."""
+    return _decoder(handler.parsed_data_field.annotation)
 
 
 @cache

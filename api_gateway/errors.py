@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,20 @@ def on_unexpected(request: AnyRequest, error: Exception) -> Response[ErrorBody]:
     log.error("%s %s %s failed", request_id(request.scope), request.method, request.url.path, exc_info=error)
     detail = ErrorDetail(message=MillstreamError().message, type="server_error", param=None, code="internal_error")
     return Response(ErrorBody(error=detail), status_code=500)
+
+
+def answer_to(request: AnyRequest, error: Exception) -> Response[Any]:
+    """What a request is answered that ended in `error`, as the framework would choose it."""
+    return next(ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS)(request, error)
+
+
+# By class; the most special one counts.
+ANSWERS: dict[int | type[Exception], Callable[[AnyRequest, Any], Response[Any]]] = {
+    MillstreamError: on_millstream_error,
+    InvalidRequest: on_invalid_request,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}
 
 
 def _framework_error(request: AnyRequest, error: HTTPException) -> MillstreamError:

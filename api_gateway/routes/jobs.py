@@ -14,6 +14,7 @@ from api_gateway import fields
 from api_gateway.admission import Ask
 from api_gateway.answers import JsonAnswer
 from api_gateway.bodies import decode
+from api_gateway.direct import direct
 from api_gateway.errors import detail_of
 from api_gateway.headers import header_of
 from api_gateway.intake import Idempotency, spec_blob
@@ -43,7 +44,7 @@ MAX_LIST_PAGES = 20  # of the store, that one page of a filtered list may look a
 Wait = Annotated[float | None, QueryParameter(description="seconds to wait for the job's end, 600 at most")]
 
 
-@post("/v1/jobs", status_code=202, responses=REFUSALS)
+@post("/v1/jobs", status_code=202, responses=REFUSALS, middleware=[direct])
 async def create_job(data: JSONBody[JobRequest], request: AnyRequest) -> Response[JobView]:
     """Submits a job. With `Prefer: wait=n`, waits so many seconds for its end: then 200, else 202."""
     gateway, tenant = gateway_of(request), tenant_of(request)
