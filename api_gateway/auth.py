@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from api_gateway.errors import NotLocal, NotOperator, Unauthorized
+from api_gateway.headers import header_of
 
 TENANT_WITHOUT_KEYS = "default"
-_ASKED_HEADERS = frozenset((b"authorization", b"host", b"origin"))
 
 Middleware = Callable[[ASGIApp], ASGIApp]
 
@@ -150,12 +150,9 @@ def _checking(check: Callable[[str | None, Caller, dict[str, Any]], None]) -> Mi
 
     def middleware(app: ASGIApp) -> ASGIApp:
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            # Of a header that is sent twice, the first counts.
-            named = [(name, value) for name, value in reversed(list(scope["headers"])) if name in _ASKED_HEADERS]
-            headers = {name: value.decode("latin-1") for name, value in named}
             client = scope["client"]
-            caller = Caller(client[0] if client else None, headers.get(b"host"), headers.get(b"origin"))
-            check(headers.get(b"authorization"), caller, scope["state"])
+            caller = Caller(client[0] if client else None, header_of(scope, b"host"), header_of(scope, b"origin"))
+            check(header_of(scope, b"authorization"), caller, scope["state"])
             await app(scope, receive, send)
 
         return checked
