@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from msgspec import Struct
 
 
-class Work(Struct, frozen=True):  # made many times for each answer: a frozen dataclass takes six times as long to make
+class Work(Struct, frozen=True):  # made often: a frozen dataclass takes several times as long
     """Tokens still to be computed and to be drawn."""
 
     prompt_tokens: float = 0  # what was emitted before a hand-over is computed again, and counts here
