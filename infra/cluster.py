@@ -214,7 +214,7 @@ class Cluster:
             hosts[first : last + 1] = [names[0]] * (last + 1 - first)
         self._hosts, self._is_stale = hosts, False
         for host in [host for host in self._nodes if host not in told]:
-            await self._nodes.pop(host).let_go()
+            self._nodes.pop(host).let_go()
 
 
 async def _caught(node: Node, command: Command) -> Any:

@@ -1,11 +1,11 @@
-"""Pools of connections by address: one server, or the primary that sentinels name at each new connection."""
+"""What makes connections by address: to one server, or to the primary that sentinels name at each new connection."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import urlencode
 
-from redis.asyncio import BlockingConnectionPool, ConnectionPool
+from redis.asyncio import ConnectionPool
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
@@ -14,15 +14,10 @@ from redis.backoff import NoBackoff
 from infra.addresses import SentinelAddress
 
 
-class _SentinelPool(SentinelConnectionPool, BlockingConnectionPool):
-    """Both: connections to the primary of now, and waiting for a free one instead of an error."""
+def pool_for(url: str, *, timeout_seconds: float) -> ConnectionPool:
+    """redis-py's pool, of which only the making is used: `infra.node` keeps the connections.
 
-
-def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> ConnectionPool:
-    """Connects to nothing. Raises ValueError for an address that is none.
-
-    The time limit is for connecting, and for waiting for a free connection. What is asked then has none of its own:
-    whoever asks limits the whole of it (`infra.node`), which is cheaper than one limit for each read and write.
+    Connects to nothing. Raises ValueError for an address that is none. The time limit is for reaching the server.
     """
     options: dict[str, Any] = {
         "protocol": 2,
@@ -33,21 +28,19 @@ def pool_for(url: str, *, max_connections: int, timeout_seconds: float) -> Conne
     }
     if not url.startswith("unix:"):
         options["socket_keepalive"] = True
-    waiting = {"max_connections": max_connections, "timeout": timeout_seconds}
     address = SentinelAddress.parse(url)
     if address is None:
-        return BlockingConnectionPool.from_url(url, **options, **waiting)
+        return ConnectionPool.from_url(url, **options)
     options = {"ssl": address.has_tls, **parse_url(f"redis://?{urlencode(address.options)}"), **options}
     login = {"username": address.sentinel_username, "password": address.sentinel_password}
     sentinels = Sentinel(  # type: ignore[no-untyped-call]
         list(address.sentinels), sentinel_kwargs={**options, "socket_timeout": timeout_seconds, **login}
     )
-    return _SentinelPool(  # type: ignore[no-untyped-call]
+    return SentinelConnectionPool(  # type: ignore[no-untyped-call]
         address.service,
         sentinels,
         db=address.database,
         username=address.username,
         password=address.password,
         **options,
-        **waiting,
     )
