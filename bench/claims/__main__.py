@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench.claims import memory, scheduling, speculation
+from bench.machine import machine
 
 
 def main() -> int:
@@ -39,7 +39,7 @@ def main() -> int:
     rows = list(table(found))
     for claim, measured, bar, is_met in rows:
         print(f"{'ok  ' if is_met else 'MISS'} {claim:<66} {measured:<44} {bar}")
-    line = json.dumps({"machine": platform.processor() or platform.machine(), **found})
+    line = json.dumps({**found, **machine()})
     print(line)
     if options.output:
         options.output.write_text(line + "\n")
