@@ -11,6 +11,7 @@ from api_gateway.auth import Middleware
 from api_gateway.headers import header_of
 from api_gateway.metrics import Metrics
 from api_gateway.telemetry import valid_traceparent
+from infra.errors import MillstreamError
 from infra.telemetry import Telemetry
 
 
@@ -38,6 +39,9 @@ def observing(telemetry: Telemetry, metrics: Metrics) -> Middleware:
                 state["span"] = span
                 try:
                     await app(scope, receive, note_status)
+                except MillstreamError as error:  # refused before any route: whoever is around us answers
+                    status = error.status
+                    raise
                 finally:
                     span.set({"http.response.status_code": status})
                     if status >= 500:

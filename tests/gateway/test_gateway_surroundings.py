@@ -69,6 +69,15 @@ async def test_metrics_tell_of_the_queue(running: Running, store: JobStore) -> N
     assert found["millstream_event_streams_open",] == 0
 
 
+async def test_who_is_refused_before_any_route_is_counted_by_the_status_told(
+    store: JobStore, blobs: Blobs, card: ModelCard, settings: GatewaySettings
+) -> None:
+    await store.put_card(card)
+    async with serving(store, blobs, replace(settings, api_keys="one")) as running:
+        assert (await running.client.post("/v1/jobs", json=JOB)).status_code == 401
+        assert (await metrics_of(running))["millstream_http_requests_total", "/v1/jobs", "401", "POST"] == 1
+
+
 async def test_open_streams_are_counted(running: Running) -> None:
     job = (await running.client.post("/v1/jobs", json=JOB)).json()
     async with running.client.stream("GET", f"/v1/jobs/{job['id']}/events"):
