@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,6 +18,8 @@ from infra.errors import StoreUnsuitable
 from infra.jobs import RedisJobs
 from infra.runs import scripts as run_scripts
 from infra.scripts import LANE_SCRIPTS, OTHER_SCRIPTS
+from infra.settings import StoreSettings
+from infra.states import Status
 from millstream.cli import main
 from tests.infra.jobs_for_tests import ALIAS, submitted, success
 from tests.infra.test_cluster import Move
@@ -89,15 +91,19 @@ def test_what_a_process_need_not_do_is_denied(
 
 @pytest.mark.parametrize("process", ["gateway", "pipelines", "operator"])
 async def test_whoever_submits_may_bring_a_lane_back(guarded: EmbeddedServer, process: str) -> None:
-    jobs = await RedisJobs.connect(url_of(guarded, process))
-    operator = await RedisJobs.connect(url_of(guarded, "operator"))
-    dispatcher = await RedisJobs.connect(url_of(guarded, "dispatcher"))
+    await bring_a_lane_back(process, {name: url_of(guarded, name) for name in ACCESS})
+
+
+async def bring_a_lane_back(process: str, urls: Mapping[str, str]) -> None:
+    jobs, operator, dispatcher = [await RedisJobs.connect(urls[name]) for name in (process, "operator", "dispatcher")]
     first = await jobs.open_lane(process)
     await operator.add_lane(process)
     await operator.set_open(first, False)
     assert await dispatcher.drop_drained() == [first]
     await submitted(jobs, first)
     assert first in await jobs.lanes()
+    await dispatcher.sweep(first)
+    await dispatcher.take_notices(first, limit=10, hide_seconds=30)
     for store in (jobs, operator, dispatcher):
         await store.close()
 
@@ -107,6 +113,33 @@ async def test_a_denial_is_an_error_that_says_so(guarded: EmbeddedServer) -> Non
     with pytest.raises(StoreUnsuitable, match="access list denies"):
         await submitted(worker, await worker.open_lane(ALIAS))
     await worker.close()
+
+
+async def test_jobs_that_must_be_on_disk_need_no_more(tmp_path: Path) -> None:
+    kept = StoreSettings(durability="fsync")
+    with EmbeddedServer(tmp_path / "server", directives=["appendfsync always"]) as url:
+        with redis.Redis.from_url(url) as client:
+            has_waitaof = None not in client.execute_command("COMMAND INFO", "WAITAOF")
+            for process in ("gateway", "worker", "dispatcher"):
+                set_user(client, acl_line(process, PASSWORD, durability="fsync", has_waitaof=has_waitaof))
+            client.execute_command("ACL LOG", "RESET")
+        at = f"127.0.0.1:{urlsplit(url).port}/0"
+        gateway, worker, dispatcher = [
+            await RedisJobs.connect(f"redis://{user_of(process)}:{PASSWORD}@{at}", kept=kept)
+            for process in ("gateway", "worker", "dispatcher")
+        ]
+        lane = await gateway.open_lane(ALIAS)
+        job_id = await submitted(gateway, lane)
+        claim = await worker.claim(lane, "w", free_tokens=None, lease_seconds=30)
+        assert claim is not None and await worker.commit(claim.hold, success())
+        job = await gateway.get(job_id)
+        assert job is not None and job.status is Status.SUCCEEDED and (await gateway.events(job_id))[-1].is_last
+        await dispatcher.sweep(lane)
+        await dispatcher.take_notices(lane, limit=10, hide_seconds=30)
+        with redis.Redis.from_url(url) as client:
+            assert client.execute_command("ACL LOG", 10) == []
+        for store in (gateway, worker, dispatcher):
+            await store.close()
 
 
 def test_the_command_prints_a_file_that_a_server_takes(
@@ -141,6 +174,23 @@ def _commands(url: str, user: str) -> list[str]:
     with redis.Redis.from_url(url, decode_responses=True) as client:
         found = client.acl_getuser(user)
         return [str(command) for command in found["commands"]]
+
+
+@pytest.mark.parametrize("process", ["gateway", "pipelines", "operator"])
+async def test_whoever_submits_to_a_cluster_may_bring_a_lane_back(
+    redis_cluster: Clustered, cluster_url: str, process: str
+) -> None:
+    hosts = cluster_url.partition("@")[2]
+    clients = redis_cluster.clients()
+    for client in clients:
+        for name in ACCESS:
+            set_user(client, acl_line(name, PASSWORD, in_cluster=True))
+        client.execute_command("ACL LOG", "RESET")
+    await bring_a_lane_back(process, {name: f"redis+cluster://{user_of(name)}:{PASSWORD}@{hosts}" for name in ACCESS})
+    for client in clients:
+        assert client.execute_command("ACL LOG", 10) == []
+        client.execute_command("ACL DELUSER", *map(user_of, ACCESS))
+        client.close()
 
 
 async def test_a_gateway_and_a_worker_of_a_cluster_need_no_more(redis_cluster: Clustered, cluster_url: str) -> None:
