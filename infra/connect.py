@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import redis
@@ -25,23 +23,32 @@ _NOT_NOW_KINDS = (
 )
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turns redis errors into ours: not now (StoreUnavailable), or never like this (StoreUnsuitable)."""
-    try:
-        yield
-    except (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError) as error:
-        raise StoreUnsuitable(f"the server refuses our credentials: {error}") from error
-    except redis.exceptions.NoPermissionError as error:
-        raise StoreUnsuitable(f"the server's access list denies us what we need: {error}") from error
-    except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError) as error:
-        raise StoreUnavailable(f"the store cannot be reached: {error}") from error
-    except _NOT_NOW_KINDS as error:
-        raise StoreUnavailable(f"the store refuses this for now: {error}") from error
-    except redis.exceptions.ResponseError as error:
-        if str(error).startswith(_NOT_NOW):
-            raise StoreUnavailable(f"the store refuses this for now: {error}") from error
-        raise
+class Translated:
+    """Within it, redis errors become ours: not now (StoreUnavailable), or never like this (StoreUnsuitable).
+
+    Entered at every call of the store: a generator's context would cost more than what it guards.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, (redis.exceptions.RedisError, OSError)) and (ours := translation(error)) is not None:
+            raise ours from error
+
+
+def translation(error: Exception) -> StoreUnavailable | StoreUnsuitable | None:
+    """Our word for a redis error; None for one that says of a command that it is wrong."""
+    if isinstance(error, (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)):
+        return StoreUnsuitable(f"the server refuses our credentials: {error}")
+    if isinstance(error, redis.exceptions.NoPermissionError):
+        return StoreUnsuitable(f"the server's access list denies us what we need: {error}")
+    if isinstance(error, (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError, OSError)):
+        return StoreUnavailable(f"the store cannot be reached: {error}")
+    is_not_now = isinstance(error, redis.exceptions.ResponseError) and str(error).startswith(_NOT_NOW)
+    if is_not_now or isinstance(error, _NOT_NOW_KINDS):
+        return StoreUnavailable(f"the store refuses this for now: {error}")
+    return None
 
 
 class Server:
@@ -71,12 +78,12 @@ class Server:
         return await self._servers.one(parts, near=near)
 
     async def command(self, *parts: Argument, near: Argument | None = None) -> Any:
-        with translated():
+        with Translated():
             return await self.raw(*parts, near=near)
 
     async def batch(self, *commands: Command, near: Argument | None = None) -> list[Any]:
         """The answers of several commands in one round trip. No transaction: what must change together is a script."""
-        with translated():
+        with Translated():
             answers = await self.raw_batch(*commands, near=near)
             if (error := first_error(answers)) is not None:
                 raise error
@@ -88,7 +95,7 @@ class Server:
 
     async def everywhere(self, *parts: Argument) -> list[Any]:
         """The answers of every server that takes writes."""
-        with translated():
+        with Translated():
             return await self._servers.everywhere(parts)
 
     async def close(self) -> None:

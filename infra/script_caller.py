@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from infra.connect import Server, translated
+from infra.connect import Server, Translated
 from infra.node import Argument
 
 
@@ -21,7 +21,7 @@ class ScriptCaller:
     async def call(self, script: str, keys: Sequence[str], arguments: Sequence[Argument]) -> Any:
         # A script's name on the server is the SHA-1 of its text; nothing is kept secret by it.
         digest = hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
-        with translated():
+        with Translated():
             try:
                 return await self._server.raw("EVALSHA", digest, len(keys), *keys, *arguments)
             except NoScriptError:

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from infra import endings, losses, states, tiers, work
-from infra.connect import Server, translated
+from infra.connect import Server, Translated
 from infra.durability import Durability
 from infra.node import Argument, first_error
 from infra.settings import QueueSettings
@@ -104,7 +104,7 @@ class Scripts:
         self, *calls: Call, repeat: bool = True, kept: tuple[Durability, str] | None = None
     ) -> list[Any]:
         """What the scripts answer, called in order and in one round trip; otherwise as `call`. No transaction."""
-        with translated():
+        with Translated():
             try:
                 return await self._answers(calls, kept)
             except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import redis
 
-from infra.connect import Server, translated
+from infra.connect import Server, Translated
 from infra.contracts import Tier
 from infra.keys import Lane
 from infra.script_caller import ScriptCaller
@@ -148,7 +148,7 @@ class Doorbell:
         if not lanes:
             await asyncio.sleep(timeout)
             return set()
-        with translated():
+        with Translated():
             if not self._server.is_cluster:
                 return await self._bell_of(None).ring(lanes, timeout=timeout)
             new = [lane for lane in lanes if lane not in self._bells]
