@@ -4,8 +4,8 @@
 
 The model `fake` spends simulated time: 30 ms a step and 0.5 ms a token, eight sequences at once. Jobs differ in length.
 Of each that waits, the ETA is read when it is submitted and once more while it waits, and compared with when its first
-token came. Exit code 1 where the median error of a load is over 25%; with two tiers there is no bar, for who comes later in
-the heavier one is not foreseen.
+token came. Exit code 1 where the median error of a load is over 25%; with two tiers there is no bar, for who comes
+later in the heavier one is not foreseen.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ ALIAS = "model"
 LEASE = 30.0
 SHORT = 0.03  # seconds: a lease that shall lapse
 LONGER = 0.05  # seconds: until it has
+ENOUGH_MS = 800  # for a few calls of a store on a crowded machine
 
 
 async def lapse() -> None:

@@ -17,6 +17,7 @@ from infra.states import Status
 from infra.store import JobStore
 from tests.infra.jobs_for_tests import (
     ALIAS,
+    ENOUGH_MS,
     LEASE,
     SHORT,
     check_log,
@@ -618,9 +619,9 @@ async def test_what_waits_too_long_expires_at_a_claim(store: JobStore, lane: int
 
 
 async def test_a_started_job_outlives_its_queue_time(store: JobStore, lane: int) -> None:
-    job_id = await submitted(store, lane, queue_ttl_ms=20)
+    job_id = await submitted(store, lane, queue_ttl_ms=ENOUGH_MS)
     claim = await claimed(store, lane)
-    await lapse()
+    await asyncio.sleep(1.2 * ENOUGH_MS / 1000)
     assert (await store.sweep(lane)).expired == []
     assert await store.release(claim.hold, reason="retry")
     assert (await claimed(store, lane)).job.id == job_id
@@ -630,10 +631,10 @@ async def test_a_sweep_expires_running_jobs_past_their_deadline(store: JobStore,
     probe = await store.get(await submitted(store, lane))
     assert probe is not None
     await store.cancel(probe.id)
-    job_id = await submitted(store, lane, deadline_ms=probe.created_ms + 60)
+    job_id = await submitted(store, lane, deadline_ms=probe.created_ms + ENOUGH_MS)
     claim = await claimed(store, lane)
     await store.publish(lane, [publication(claim, delta("a", 1))])
-    await asyncio.sleep(0.08)
+    await asyncio.sleep(1.2 * ENOUGH_MS / 1000)
     assert (await store.sweep(lane)).expired == [job_id]
     assert (await store.sweep(lane)).expired == []
     record = await store.get(job_id)

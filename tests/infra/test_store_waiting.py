@@ -12,7 +12,18 @@ from infra.settings import QueueSettings
 from infra.states import Status
 from infra.store import PLACE_LOOKS, JobStore, LaneLoad, Place
 from infra.work import Sizes, Work, work_left
-from tests.infra.jobs_for_tests import ALIAS, LEASE, claimed, delta, lapse, new_job, publication, submitted, success
+from tests.infra.jobs_for_tests import (
+    ALIAS,
+    ENOUGH_MS,
+    LEASE,
+    claimed,
+    delta,
+    lapse,
+    new_job,
+    publication,
+    submitted,
+    success,
+)
 
 OUTPUT = 8  # of a job of `new_job`, which costs 10
 
@@ -183,8 +194,6 @@ def test_what_is_left_of_a_job() -> None:
 
 # --- who is waited for ---
 
-WATCH_MS = 1000  # longer than a crowded machine may need to tell what is watched
-
 
 async def watched(store: JobStore, lane: int, watch_ms: int) -> NewJob:
     job = new_job(lane)
@@ -200,15 +209,15 @@ async def status_of(store: JobStore, job_id: str) -> Status:
 
 
 async def test_whom_nobody_watches_any_more_is_cancelled(store: JobStore, lane: int) -> None:
-    running = await watched(store, lane, WATCH_MS)
+    running = await watched(store, lane, ENOUGH_MS)
     claim = await claimed(store, lane)
     await store.publish(lane, [publication(claim, delta("ab", 1, 2))])
-    queued, kept, free = [await watched(store, lane, ms) for ms in (WATCH_MS,) * 3]
+    queued, kept, free = [await watched(store, lane, ms) for ms in (ENOUGH_MS,) * 3]
     unwatched = await submitted(store, lane)
     await store.watch(lane, [kept.id], seconds=60)
     await store.watch(lane, [free.id], seconds=None)
     assert (await store.sweep(lane)).cancelled == []
-    await asyncio.sleep(1.2 * WATCH_MS / 1000)
+    await asyncio.sleep(1.2 * ENOUGH_MS / 1000)
     assert set((await store.sweep(lane)).cancelled) == {running.id, queued.id}
     job = await store.get(running.id)
     assert job is not None and job.status is Status.CANCELLED and job.outcome is not None
