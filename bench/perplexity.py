@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +44,16 @@ def perplexity(llm: LLM, work: list[list[int]]) -> float:
     return math.exp(-sum(scores) / len(scores))
 
 
-def main() -> int:
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Ends the process where it does not know an argument."""
     parser = argparse.ArgumentParser(prog="python -m bench.perplexity", description=__doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> int:
+    options = options_of()
     found: dict[str, float] = {}
     num_tokens = 0
     for name, settings in FORMATS.items():

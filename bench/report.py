@@ -78,8 +78,8 @@ def gates(result: Result) -> str:
         for line in result["lines"]
         for other in result["lines"]
         if line["system"] == "millstream-float32" and other["system"] in figures.VLLM
-        if (line["workload"], line["round"], line["tokens_sha256"])
-        == (other["workload"], other["round"], other["tokens_sha256"])
+        if "tokens_sha256" in line
+        and all(line[key] == other.get(key) for key in ("workload", "round", "tokens_sha256"))
     ]
     for found in result.get("float32_against_transformers", []):
         total = found["equal"] + found["near_tie"] + found["wrong"]
@@ -89,9 +89,8 @@ def gates(result: Result) -> str:
         )
     if loss := result.get("int8_perplexity"):
         verdict = "passes" if loss["passes"] else "fails"
-        told.append(
-            f"int8's perplexity is {loss['loss']:+.2%} from float32's (at most {loss['allowed']:.0%}): {verdict}."
-        )
+        lost = f"{loss['loss']['int8']:+.2%} from float32's (at most {loss['allowed']:.0%})"
+        told.append(f"int8's perplexity is {lost}: {verdict}.")
     return " ".join(told)
 
 

@@ -44,20 +44,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="millstream-peers-") as scratch:
         workloads = _written(Path(scratch), options.workloads.split(","), options.model)
         lines = json.loads(options.add_to.read_text())["lines"] if options.add_to else []
+        num_before = max((line["round"] + 1 for line in lines), default=0)
         lines += [
             line
             for number in range(options.rounds)
             for system in wanted
             if system.is_leading or number == 0
-            for line in _measured(system, number, options, workloads, Path(scratch) / "outputs")
+            for line in _measured(system, num_before + number, options, workloads, Path(scratch) / "outputs")
         ]
+        _write(options, lines, {}, peers)  # half an hour's work, which no fault of a gate may lose
         names = {system.name for system in wanted}
         gates: dict[str, Any] = {}
         if options.gates and "transformers" in peers and "millstream-float32" in names:
             gates["float32_against_transformers"] = _checked(options, workloads, Path(scratch) / "outputs")
         if options.gates and "millstream-int8" in names:
             gates["int8_perplexity"] = _perplexity(options.model, Path(scratch) / "perplexity.json")
-    return _tell(options, lines, gates, peers)
+    return _tell(_write(options, lines, gates, peers), gates)
 
 
 def _options() -> argparse.Namespace:
@@ -118,14 +120,21 @@ def _checked(options: argparse.Namespace, workloads: dict[str, Path], outputs: P
     return [json.loads(text) for text in done.stdout.splitlines() if text.startswith("{")]
 
 
+def perplexity_arguments(model: str, out: Path) -> list[str]:
+    return ["--model", model, "--out", str(out)]
+
+
 def _perplexity(model: str, out: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.perplexity", "--model", model, "--dtype", "int8", "--out", str(out)]
+    command = [sys.executable, "-m", "bench.perplexity", *perplexity_arguments(model, out)]
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL)  # it fails where the gate is missed, and says so
     found: dict[str, Any] = json.loads(out.read_text())
     return found
 
 
-def _tell(options: argparse.Namespace, lines: list[figures.Line], gates: dict[str, Any], peers: list[str]) -> int:
+def _write(
+    options: argparse.Namespace, lines: list[figures.Line], gates: dict[str, Any], peers: list[str]
+) -> dict[str, Any]:
+    """The report, which is also put into its file."""
     seconds = figures.seconds_of(lines)
     ratios = figures.ratios_of(seconds)
     report = {
@@ -140,8 +149,12 @@ def _tell(options: argparse.Namespace, lines: list[figures.Line], gates: dict[st
     }
     output = options.output or RESULTS / f"peers-{report['machine']['date']}.json"
     output.write_text(json.dumps(report, indent=1) + "\n")
-    print("\n" + figures.table(lines, seconds) + "\n")
-    for ratio in ratios:
+    return report
+
+
+def _tell(report: dict[str, Any], gates: dict[str, Any]) -> int:
+    print("\n" + figures.table(report["lines"], report["seconds"]) + "\n")
+    for ratio in report["ratios"]:
         verdict = "met" if ratio["met"] else "MISSED"
         print(
             f"{ratio['workload']}: {ratio['ours']} is {ratio['ratio']}x {ratio['theirs']}; "

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from bench import perplexity
 from bench.peers import figures
+from bench.peers.__main__ import perplexity_arguments
 from bench.peers.install import bare_environment, vllm_requirements
 from bench.peers.systems import SYSTEMS
 from bench.workload import W32_LENGTHS
@@ -24,6 +26,11 @@ def line(system: str, workload: str, seconds: float, single: float = 1.0) -> fig
 def ratio(lines: list[figures.Line], workload: str, ours: str) -> dict[str, Any]:
     found = figures.ratios_of(figures.seconds_of(lines))
     return next(each for each in found if (each["workload"], each["ours"]) == (workload, ours))
+
+
+def test_the_gate_of_perplexity_is_asked_with_arguments_that_it_knows(tmp_path: Path) -> None:
+    asked = perplexity.options_of(perplexity_arguments("smollm2-135m", tmp_path / "found.json"))
+    assert (asked.model, asked.out) == ("smollm2-135m", tmp_path / "found.json")
 
 
 def test_w32_has_the_lengths_of_the_published_workload() -> None:
