@@ -47,7 +47,7 @@ def why_not(config: DecoderConfig, weights: DecoderWeights, device: torch.device
 class NativeDecoder:
     """Weights packed for the native path, and its threads. Raises BuildUnavailable where it cannot be compiled."""
 
-    kernels = "native-1"  # changes whenever the arithmetic does; the instruction set does not matter
+    kernels = "native-2"  # changes whenever the arithmetic does; the instruction set does not matter
 
     def __init__(
         self,
@@ -62,12 +62,13 @@ class NativeDecoder:
         self.device = torch.device("cpu")
         self._library = library.load()
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
-        self._packed = pack(weights, self._library, dtype)
+        self._is_coded = dtype == "int8"
+        self._packed = pack(weights, self._library, dtype, self._num_threads)
         self._decoder = self._library.open(self._build(max_model_len))
         self._closed = weakref.finalize(self, self._library.close, self._decoder)
         self.choices = {
             "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, {dtype}, "
-            "invariant: the fused path for a CPU"
+            f"invariant: the fused path for a CPU; matrices kept as {self._packed.kept()}"
         }
 
     def forward(self, batch: Batch, kv: KVStorage, phase_ns: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -130,6 +131,7 @@ class NativeDecoder:
             vocab=config.vocab_size,
             activation=_ACTIVATIONS[config.activation],
             threads=self._num_threads,
+            is_coded=self._is_coded,
             norm_eps=config.norm_eps,
             attention_scale=config.attention_scale,
             attention_softcap=config.attention_softcap or 0.0,

@@ -22,10 +22,11 @@ namespace ms {
 constexpr int KEY_TILE = 64;                     // tokens
 constexpr int GROUPS = KEY_TILE / GROUP;         // 4
 constexpr int GROUP_VECTORS = GROUP / VL;
+constexpr int WIDTH = 4;  // vectors of a row that are summed at once
 #if defined(__AVX512F__)
-constexpr int HEAD_ROWS = 6;  // query rows at once: 24 accumulators
+constexpr int HEAD_ROWS = 6;  // query rows at once: 24 sums
 #else
-constexpr int HEAD_ROWS = 1;  // 8 accumulators
+constexpr int HEAD_ROWS = 3;  // 12 sums
 #endif
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int QUERY_ROWS = 48;  // rows (queries x heads of a group) of one task
@@ -46,50 +47,47 @@ struct Paged {
     float* scales(T* part) const { return reinterpret_cast<float*>(part + static_cast<long>(head_dim) * block_size); }
 };
 
-// scores[r][0..64) = q[r] . k[tile]; `key` has a pointer for each group of 16 tokens, `stride` floats from d to d + 1.
+// scores[r][0 .. WIDTH * VL) = q[r] . k of so many tokens: a pointer for each vector of them, `stride` numbers from d to d + 1.
+// Neither this nor mix_rows is inlined, as matmul.h's tile.
 template <int ROWS, typename T>
-inline void score_rows(const float* q, int head_dim, const T* const* key, int stride, float* scores) {
-    vf acc[ROWS][GROUPS * GROUP_VECTORS];
-    for (auto& row : acc)
-        for (auto& a : row) a = vf{};
+__attribute__((noinline)) static void score_rows(const float* q, int head_dim, const T* const* keys, long stride,
+                                                 float* scores) {
+    vf sums[ROWS][WIDTH] = {};
     for (int d = 0; d < head_dim; d++) {
-        vf k[GROUPS * GROUP_VECTORS];
-        for (int g = 0; g < GROUPS; g++)
-            for (int j = 0; j < GROUP_VECTORS; j++)
-                k[g * GROUP_VECTORS + j] = load(key[g] + static_cast<long>(d) * stride + j * VL);
+        vf k[WIDTH];
+        for (int j = 0; j < WIDTH; j++) k[j] = load(keys[j] + d * stride);
         for (int r = 0; r < ROWS; r++) {
             const float a = q[r * head_dim + d];
-            for (int j = 0; j < GROUPS * GROUP_VECTORS; j++) acc[r][j] += a * k[j];
+            for (int j = 0; j < WIDTH; j++) sums[r][j] += a * k[j];
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < GROUPS * GROUP_VECTORS; j++) store(scores + r * KEY_TILE + j * VL, acc[r][j]);
+        for (int j = 0; j < WIDTH; j++) store(scores + r * KEY_TILE + j * VL, sums[r][j]);
 }
 
-// out[r][d0 .. d0 + 16 * WIDTH) += sum_j weights[r][j] * v[j], j ascending over `count` tokens at `value`.
-template <int ROWS, int WIDTH, typename T>
-inline void mix_rows(const float* weights, const T* value, int head_dim, int count, float* out) {
-    constexpr int N = WIDTH * GROUP_VECTORS;
-    vf acc[ROWS][N];
+// out[r][0 .. N * VL) += sum_j weights[r][j] * v[j], j ascending over `count` tokens at `value`.
+template <int ROWS, int N, typename T>
+__attribute__((noinline)) static void mix_rows(const float* weights, const T* value, long head_dim, int count, float* out) {
+    vf sums[ROWS][N];
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < N; j++) acc[r][j] = load(out + r * head_dim + j * VL);
+        for (int j = 0; j < N; j++) sums[r][j] = load(out + r * head_dim + j * VL);
     for (int t = 0; t < count; t++) {
         vf v[N];
-        for (int j = 0; j < N; j++) v[j] = load(value + static_cast<long>(t) * head_dim + j * VL);
+        for (int j = 0; j < N; j++) v[j] = load(value + t * head_dim + j * VL);
         for (int r = 0; r < ROWS; r++) {
             const float w = weights[r * KEY_TILE + t];
-            for (int j = 0; j < N; j++) acc[r][j] += w * v[j];
+            for (int j = 0; j < N; j++) sums[r][j] += w * v[j];
         }
     }
     for (int r = 0; r < ROWS; r++)
-        for (int j = 0; j < N; j++) store(out + r * head_dim + j * VL, acc[r][j]);
+        for (int j = 0; j < N; j++) store(out + r * head_dim + j * VL, sums[r][j]);
 }
 
 template <int ROWS, typename T>
 inline void mix(const float* weights, const T* value, int head_dim, int count, float* out) {
     int d = 0;
-    for (; d + 64 <= head_dim; d += 64) mix_rows<ROWS, 4>(weights, value + d, head_dim, count, out + d);
-    for (; d < head_dim; d += 16) mix_rows<ROWS, 1>(weights, value + d, head_dim, count, out + d);
+    for (; d + WIDTH * VL <= head_dim; d += WIDTH * VL) mix_rows<ROWS, WIDTH>(weights, value + d, head_dim, count, out + d);
+    for (; d < head_dim; d += GROUP) mix_rows<ROWS, GROUP_VECTORS>(weights, value + d, head_dim, count, out + d);
 }
 
 // Calls work(size, first row) for groups of rows: as many of HEAD_ROWS as fit, then of 3, then single ones.
@@ -146,9 +144,13 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
                 key_scales[t] = pool.scales(pool.k + part)[token % block];
                 value_scales[t] = pool.scales(pool.v + part)[token % block];
             }
-        in_groups(rows, [&](auto group, int r) {
-            score_rows<group.value>(q + r * dim, dim, key, stride, scores + r * KEY_TILE);
-        });
+        for (int first = 0; first * VL < count; first += WIDTH) {  // few enough keys to stay in the L1 cache
+            const T* keys[WIDTH];
+            for (int j = 0; j < WIDTH; j++) keys[j] = key[(first + j) / GROUP_VECTORS] + (first + j) % GROUP_VECTORS * VL;
+            in_groups(rows, [&](auto group, int r) {
+                score_rows<group.value>(q + r * dim, dim, keys, stride, scores + r * KEY_TILE + first * VL);
+            });
+        }
         for (int r = 0; r < rows; r++) {
             float* s = scores + r * KEY_TILE;
             const int seen = std::min(KEY_TILE, position[r] + 1 - tile);  // tokens of the tile up to the query's own
@@ -157,28 +159,30 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
                 std::memset(s, 0, sizeof(float) * KEY_TILE);
                 continue;
             }
+            const int end = (seen + GROUP - 1) / GROUP * GROUP;  // what lies behind it has weight 0
             if constexpr (Paged<T>::IS_CODED)
-                for (int j = 0; j < KEY_TILE; j += VL) store(s + j, load(s + j) * load(key_scales + j));
+                for (int j = 0; j < end; j += VL) store(s + j, load(s + j) * load(key_scales + j));
             if (softcap > 0)
-                for (int j = 0; j < KEY_TILE; j += VL) store(s + j, softcap * tanh(load(s + j) / softcap));
+                for (int j = 0; j < end; j += VL) store(s + j, softcap * tanh(load(s + j) / softcap));
             for (int j = 0; j < unseen; j++) s[j] = -std::numeric_limits<float>::infinity();
-            for (int j = std::max(0, seen); j < KEY_TILE; j++) s[j] = -std::numeric_limits<float>::infinity();
+            for (int j = seen; j < end; j++) s[j] = -std::numeric_limits<float>::infinity();
             vf most = load(s);
-            for (int j = VL; j < KEY_TILE; j += VL) {
+            for (int j = VL; j < end; j += VL) {
                 const vf other = load(s + j);
                 most = other > most ? other : most;
             }
             float highest = top[r];
             for (int j = 0; j < VL; j++) highest = most[j] > highest ? most[j] : highest;
-            const float keep = exp(splat(top[r] - highest))[0];
-            alignas(64) float sums[GROUP] = {};
-            for (int g = 0; g < GROUPS; g++)
-                for (int j = 0; j < GROUP_VECTORS; j++) {
-                    float* at = s + g * GROUP + j * VL;
-                    const vf e = exp(load(at) - highest);
-                    store(at, Paged<T>::IS_CODED ? e * load(value_scales + g * GROUP + j * VL) : e);
-                    store(sums + j * VL, load(sums + j * VL) + e);
-                }
+            const float keep = highest > top[r] ? exp(splat(top[r] - highest))[0] : 1.0f;
+            vf each[GROUP_VECTORS] = {};
+            for (int j = 0; j < end; j += VL) {
+                const vf e = exp(load(s + j) - highest);
+                store(s + j, Paged<T>::IS_CODED ? e * load(value_scales + j) : e);
+                each[j / VL % GROUP_VECTORS] += e;
+            }
+            std::memset(s + end, 0, sizeof(float) * (KEY_TILE - end));
+            alignas(64) float sums[GROUP];
+            for (int j = 0; j < GROUP_VECTORS; j++) store(sums + j * VL, each[j]);
             total[r] = total[r] * keep + sum16(sums);
             top[r] = highest;
             if (keep != 1.0f)

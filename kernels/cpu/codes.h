@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 #include <vector>
-#include "vec.h"
+#include "dot.h"
 
 namespace ms {
 
@@ -25,7 +25,7 @@ inline float encode(const float* x, int n, int8_t* codes, int32_t* sum) {
     const float steps = largest > 0 ? 127.0f / largest : 0.0f;
     vi sums{};
     for (int i = 0; i < n; i += VL) {
-        const vf v = rounded(load(x + i) * steps);
+        const vf v = as_is(load(x + i) * steps);
         const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
         sums += code;
         const vb narrow = low_bytes(code);
@@ -42,13 +42,20 @@ class Codes {
         k_ = k;
         groups_ = (k + CODE_GROUP - 1) / CODE_GROUP;
         codes_.resize(rows * groups_ * CODE_GROUP);
+        if (HAS_WIDE) wide_.resize(codes_.size());
         scales_.resize(rows * groups_);
         offsets_.resize(rows * groups_);
+        sums_.resize(rows * groups_);
     }
     int groups() const { return groups_; }
     const int8_t* codes(long row) const { return codes_.data() + row * groups_ * CODE_GROUP; }
+    const WideCode* wide(long row) const {
+        const void* at = HAS_WIDE ? static_cast<const void*>(wide_.data() + row * groups_ * CODE_GROUP) : codes(row);
+        return static_cast<const WideCode*>(at);
+    }
     const float* scales(long row) const { return scales_.data() + row * groups_; }
     const int32_t* offsets(long row) const { return offsets_.data() + row * groups_; }  // -128 * sum of the codes
+    const float* sums(long row) const { return sums_.data() + row * groups_; }          // scale * sum of the codes
 
     void write(long row, const float* x) { write_groups(row, 0, groups_, x); }
 
@@ -66,15 +73,22 @@ class Codes {
     }
 
   private:
+    static constexpr bool HAS_WIDE = sizeof(WideCode) > 1;
+
     void write_group(const float* x, long at) {
+        int8_t* codes = codes_.data() + at * CODE_GROUP;
         int32_t sum;
-        scales_[at] = encode(x, CODE_GROUP, codes_.data() + at * CODE_GROUP, &sum);
+        scales_[at] = encode(x, CODE_GROUP, codes, &sum);
         offsets_[at] = -128 * sum;
+        sums_[at] = scales_[at] * static_cast<float>(sum);
+        if (HAS_WIDE)
+            for (int i = 0; i < CODE_GROUP; i++) wide_[at * CODE_GROUP + i] = codes[i];
     }
 
     int k_ = 0, groups_ = 0;
     std::vector<int8_t> codes_;
-    std::vector<float> scales_;
+    std::vector<WideCode> wide_;
+    std::vector<float> scales_, sums_;
     std::vector<int32_t> offsets_;
 };
 

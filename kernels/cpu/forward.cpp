@@ -31,37 +31,57 @@ Range share(int count, int member, int members) {
             static_cast<int>(static_cast<long>(count) * (member + 1) / members)};
 }
 
-// The left factor of products: rows in float32 and, where a right factor is int8, as codes.
+// The left factor of products: rows in float32, or as codes.
 struct Factor {
     std::vector<float> x;
     long stride = 0;
+    bool is_coded = false;
     Codes codes;
 
-    void resize(long rows, int k, long width, bool is_coded) {
+    void resize(long rows, int k, long width, bool has_codes) {
         stride = width;
+        is_coded = has_codes;
         x.resize(rows * width);
-        if (is_coded) codes.resize(rows, k);
+        if (has_codes) codes.resize(rows, k);
     }
     float* row(long t) { return x.data() + t * stride; }
 };
 
+// work(strip), with a reader of the form that floats are kept in.
+template <typename Work>
+auto with_reader(int form, Work work) {
+    switch (form) {
+        case HALVES: return work(Halves{});
+        case GROUPED8: return work(Grouped<8>{});
+        case GROUPED4: return work(Grouped<4>{});
+        default: return work(Floats{});
+    }
+}
+
+long panel_bytes(int form, int k) {
+    if (form == CODES) return static_cast<long>(padded(k, CODE_GROUP)) * PANEL;
+    return with_reader(form, [&](auto strip) { return STRIPS * decltype(strip)::bytes(k); });
+}
+
 // The matrix from one of its panels on.
 Matrix from_panel(const Matrix& matrix, int panel, int k) {
-    const long width = matrix.scales ? padded(k, CODE_GROUP) : sizeof(float) * k;  // bytes of a column
-    return {static_cast<const uint8_t*>(matrix.panels) + panel * width * PANEL,
-            matrix.scales ? matrix.scales + panel * PANEL : nullptr};
+    return {static_cast<const uint8_t*>(matrix.panels) + panel * panel_bytes(matrix.form, k),
+            matrix.scales ? matrix.scales + panel * PANEL : nullptr, matrix.form};
 }
 
 static_assert(CODE_GROUP == PANEL, "a panel of gate and up makes one group of codes");
 
 // Some rows and panels of out = in @ matrix; `out` is the first of these rows.
 void columns(Factor& in, const Matrix& matrix, float* out, long out_stride, Range rows, int k, Range panels) {
-    if (matrix.scales)
-        matmul_int8(in.codes, static_cast<const uint8_t*>(matrix.panels), matrix.scales, out, out_stride,
-                    rows.begin, rows.end, panels.begin, panels.end);
-    else
-        matmul(in.row(rows.begin), in.stride, static_cast<const float*>(matrix.panels),
-               out, out_stride, rows.end - rows.begin, k, panels.begin, panels.end);
+    const uint8_t* packed = static_cast<const uint8_t*>(matrix.panels);
+    if (in.is_coded) {
+        const auto multiply = matrix.form == CODES ? matmul_int8<Weights8> : matmul_int8<Weights4>;
+        return multiply(in.codes, packed, matrix.scales, out, out_stride, rows.begin, rows.end, panels.begin, panels.end);
+    }
+    with_reader(matrix.form, [&](auto strip) {
+        matmul<decltype(strip)>(in.row(rows.begin), in.stride, packed, out, out_stride, rows.end - rows.begin, k,
+                                panels.begin, panels.end);
+    });
 }
 
 // A piece of attention: some queries of one row, all heads of one KV head.
@@ -96,7 +116,6 @@ class Decoder {
     int qkv_stride() const { return spaced(padded(q_size() + 2 * kv_size())); }
     int hidden_stride() const { return spaced(padded(m.hidden)); }
     int inner() const { return padded(m.intermediate, CODE_GROUP); }
-    bool is_coded() const { return m.num_layers && layers[0].qkv.scales; }
     float* hidden_of(long t) { return x.data() + t * m.hidden; }
 
     void resize(const Batch& batch) {
@@ -104,9 +123,9 @@ class Decoder {
         x.resize(T * m.hidden);
         qkv.resize(T * qkv_stride());
         projected.resize(T * hidden_stride());
-        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, spaced(m.hidden), is_coded());
-        mixed.resize(T, q_size(), spaced(q_size()), is_coded());
-        gated.resize(T, m.intermediate, is_coded() ? 0 : spaced(inner()), is_coded());
+        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, spaced(m.hidden), m.is_coded);
+        mixed.resize(T, q_size(), spaced(q_size()), m.is_coded);
+        gated.resize(T, m.intermediate, m.is_coded ? 0 : spaced(inner()), m.is_coded);
     }
 
     void plan_attention(const Batch& batch) {
@@ -144,7 +163,7 @@ class Decoder {
     // Row `to` of the next product's left factor.
     void norm(int t, const float* weight, int to) {
         rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, normed.row(to));
-        if (is_coded()) normed.codes.write(to, normed.row(to));
+        if (m.is_coded) normed.codes.write(to, normed.row(to));
     }
 
     void attention(const Batch& batch, int l, int member, Range tokens, Stopwatch& watch) {
@@ -173,7 +192,7 @@ class Decoder {
         for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
             batch.is_kv_coded ? attend_to<int8_t>(batch, l, tasks[i]) : attend_to<float>(batch, l, tasks[i]);
         team.barrier();
-        if (is_coded()) {
+        if (m.is_coded) {
             for (int t = tokens.begin; t < tokens.end; t++) mixed.codes.write(t, mixed.row(t));
             team.barrier();
         }
@@ -266,7 +285,7 @@ class Decoder {
                 for (int t = rows.begin; t < rows.end; t++) {
                     float* gate = both[t - t0];
                     activate(static_cast<Activation>(m.activation), gate, gate + PANEL, PANEL);
-                    if (is_coded())
+                    if (m.is_coded)
                         gated.codes.write_groups(t, p, p + 1, gate);
                     else
                         std::memcpy(gated.row(t) + p * PANEL, gate, sizeof(float) * PANEL);
@@ -302,34 +321,39 @@ void ms_close(Decoder* decoder) { delete decoder; }
 void ms_forward(Decoder* decoder, const Batch* batch) { decoder->forward(*batch); }
 
 // y [rows][n rounded up to 32] = x [rows][k] @ matrix, on the caller's thread: a product by itself.
-void ms_product(const Matrix* matrix, const float* x, int rows, int k, int n, float* y) {
+void ms_product(const Matrix* matrix, const float* x, int rows, int k, int n, int is_coded, float* y) {
     Factor in;
-    in.resize(rows, k, k, matrix->scales);
+    in.resize(rows, k, k, is_coded);
     std::memcpy(in.x.data(), x, sizeof(float) * rows * k);
-    if (matrix->scales)
+    if (is_coded)
         for (int m = 0; m < rows; m++) in.codes.write(m, in.row(m));
     columns(in, *matrix, y, padded(n), {0, rows}, k, {0, padded(n) / PANEL});
 }
 
-// w [n][k] to panels, n padded with zeros to a multiple of 32.
-void ms_pack(const float* w, int n, int k, float* packed) {
-    for (int p = 0; p < padded(n) / PANEL; p++)
-        for (int i = 0; i < k; i++)
-            for (int j = 0; j < PANEL; j++) {
-                const int column = p * PANEL + j;
-                *packed++ = column < n ? w[static_cast<long>(column) * k + i] : 0.0f;
-            }
+long ms_panel_bytes(int form, int k) { return panel_bytes(form, k); }
+
+// w [n][k] to panels of a form for floats, n padded with zeros to a multiple of 32. 0 where the form cannot hold them all to
+// the bit; `packed` then is of no use.
+int ms_pack(const float* w, int n, int k, int form, uint8_t* packed) {
+    const std::vector<float> zeros(k);
+    return with_reader(form, [&](auto strip) {
+        using Strip = decltype(strip);
+        for (int column = 0; column < padded(n); column++)
+            if (!Strip::put(packed + column / STRIP * Strip::bytes(k), k, column % STRIP,
+                            column < n ? w + static_cast<long>(column) * k : zeros.data()))
+                return 0;
+        return 1;
+    });
 }
 
-// The same of int8, four k side by side, k padded with zeros to whole groups; zero is stored as 128.
+// int8 w [n][k] to CODES, k padded with zeros to whole groups.
 void ms_pack_int8(const int8_t* w, int n, int k, uint8_t* packed) {
-    for (int p = 0; p < padded(n) / PANEL; p++)
-        for (int i = 0; i < padded(k, CODE_GROUP); i += 4)
-            for (int j = 0; j < PANEL; j++)
-                for (int step = 0; step < 4; step++) {
-                    const int column = p * PANEL + j;
+    for (int first = 0; first < padded(n); first += STRIP)
+        for (int i = 0; i < padded(k, CODE_GROUP); i += LANE)
+            for (int column = first; column < first + STRIP; column++)
+                for (int step = 0; step < LANE; step++) {
                     const bool is_inside = column < n && i + step < k;
-                    *packed++ = 128 + (is_inside ? w[static_cast<long>(column) * k + i + step] : 0);
+                    *packed++ = WEIGHT_ZERO + (is_inside ? w[static_cast<long>(column) * k + i + step] : 0);
                 }
 }
 

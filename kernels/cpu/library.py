@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,21 @@ MAX_GROUP = 48  # query heads of one KV head
 _POINTER = ctypes.c_void_p
 
 
+class Form(IntEnum):
+    """How a matrix is kept. All but CODES give back the floats that were packed; products in int8 take the last two."""
+
+    FLOATS = 0
+    HALVES = 1  # the upper 16 bits of each: a checkpoint in bfloat16
+    GROUPED8 = 2  # scale * q + offset, 32 inputs of an output having one scale and offset: GGUF's Q8_0
+    GROUPED4 = 3  # the same with 4 bits: GGUF's Q4_0 and Q4_1
+    CODES = 4  # int8 with a scale for each output; the other factor is rounded to int8 too
+
+
 class Matrix(ctypes.Structure):
-    _fields_ = (("panels", _POINTER), ("scales", _POINTER))
+    _fields_ = (("panels", _POINTER), ("scales", _POINTER), ("form", ctypes.c_int))
+
+
+_SMALLEST_FIRST = (Form.GROUPED4, Form.GROUPED8, Form.HALVES, Form.FLOATS)
 
 
 class Layer(ctypes.Structure):
@@ -40,7 +54,7 @@ class Layer(ctypes.Structure):
 class Model(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim", "intermediate")),
-        *((name, ctypes.c_int) for name in ("num_layers", "vocab", "activation", "threads")),
+        *((name, ctypes.c_int) for name in ("num_layers", "vocab", "activation", "threads", "is_coded")),
         *((name, ctypes.c_float) for name in ("norm_eps", "attention_scale", "attention_softcap", "embedding_scale")),
         *((name, _POINTER) for name in ("embedding", "final_norm")),
         ("head", Matrix),
@@ -71,7 +85,7 @@ class Library:
         self._functions.ms_close.restype = None
         self._functions.ms_forward.argtypes = (_POINTER, _POINTER)
         self._functions.ms_forward.restype = None
-        self._functions.ms_product.argtypes = (_POINTER, _POINTER, *(ctypes.c_int,) * 3, _POINTER)
+        self._functions.ms_product.argtypes = (_POINTER, _POINTER, *(ctypes.c_int,) * 4, _POINTER)
         self._functions.ms_product.restype = None
         self._functions.ms_rivals.argtypes = (
             *(_POINTER, ctypes.c_long, ctypes.c_int, ctypes.c_int),
@@ -83,8 +97,10 @@ class Library:
             getattr(self._functions, name).restype = ctypes.c_double
         self._functions.ms_read_bytes.argtypes = (_POINTER, ctypes.c_long, _POINTER)
         self._functions.ms_read_bytes.restype = ctypes.c_double
-        self._functions.ms_pack.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
-        self._functions.ms_pack.restype = None
+        self._functions.ms_panel_bytes.argtypes = (ctypes.c_int, ctypes.c_int)
+        self._functions.ms_panel_bytes.restype = ctypes.c_long
+        self._functions.ms_pack.argtypes = (_POINTER, *(ctypes.c_int,) * 3, _POINTER)
+        self._functions.ms_pack.restype = ctypes.c_int
         self._functions.ms_pack_int8.argtypes = (_POINTER, ctypes.c_int, ctypes.c_int, _POINTER)
         self._functions.ms_pack_int8.restype = None
 
@@ -98,12 +114,12 @@ class Library:
     def forward(self, decoder: int, batch: Batch) -> None:
         self._functions.ms_forward(decoder, ctypes.byref(batch))
 
-    def product(self, x: torch.Tensor, matrix: Matrix, out_size: int) -> torch.Tensor:
-        """x [rows, in] fp32 -> [rows, out]: one product of a forward by itself, on one thread."""
+    def product(self, x: torch.Tensor, matrix: Matrix, out_size: int, is_coded: bool) -> torch.Tensor:
+        """x [rows, in] fp32 -> [rows, out]: a product of a forward, on one thread; is_coded: with x in int8."""
         rows, in_size = x.shape
         y = torch.empty(rows, -(-out_size // PANEL) * PANEL)
-        source = x.contiguous()
-        self._functions.ms_product(ctypes.byref(matrix), source.data_ptr(), rows, in_size, out_size, y.data_ptr())
+        source, sizes = x.contiguous(), (rows, in_size, out_size)
+        self._functions.ms_product(ctypes.byref(matrix), source.data_ptr(), *sizes, is_coded, y.data_ptr())
         return y[:, :out_size]
 
     def multiply_floats(self, rounds: int) -> float:
@@ -119,21 +135,32 @@ class Library:
         sink = ctypes.c_float(0)
         return float(self._functions.ms_read_bytes(data.data_ptr(), data.numel() * data.itemsize, ctypes.byref(sink)))
 
-    def pack(self, weight: torch.Tensor) -> torch.Tensor:
-        """[out, in] fp32 -> [ceil(out / 32), in, 32], the columns beyond `out` zero."""
-        out_size, in_size = weight.shape
-        packed = aligned_empty((-(-out_size // PANEL), in_size, PANEL), torch.float32)
+    def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, Form]:
+        """[out, in] fp32 -> its panels, [ceil(out / 32), bytes of one] uint8, and the smallest form that keeps all its
+        floats to the bit."""
         source = weight.contiguous()
-        self._functions.ms_pack(source.data_ptr(), out_size, in_size, packed.data_ptr())
-        return packed
+        for form in _SMALLEST_FIRST:
+            if (packed := self.pack_as(form, source)) is not None:
+                return packed, form
+        raise AssertionError("floats can be kept as floats")
+
+    def pack_as(self, form: Form, weight: torch.Tensor) -> torch.Tensor | None:
+        """The panels in a form for floats, columns beyond `out` zero; None where it would not give back every float."""
+        out_size, in_size = weight.shape
+        if form in (Form.GROUPED4, Form.GROUPED8) and in_size % CODE_GROUP:
+            return None
+        packed = aligned_empty((-(-out_size // PANEL), self._functions.ms_panel_bytes(form, in_size)), torch.uint8)
+        source = weight.contiguous()
+        is_exact = self._functions.ms_pack(source.data_ptr(), out_size, in_size, form, packed.data_ptr())
+        return packed if is_exact else None
 
     def pack_int8(self, values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[out, in] int8, scales [out, 1] fp32 -> uint8 [ceil(out / 32), ceil(in / 32) * 8, 32, 4], scales
-        [ceil(out / 32) * 32]; a byte is the value + 128, what is beyond `out` and `in` is a zero.
+        """[out, in] int8, scales [out, 1] fp32 -> panels [ceil(out / 32), bytes of one] uint8 of Form.CODES, what is
+        beyond `out` and `in` zero, and scales [ceil(out / 32) * 32].
         """
         out_size, in_size = values.shape
         num_panels = -(-out_size // PANEL)
-        packed = aligned_empty((num_panels, -(-in_size // CODE_GROUP) * CODE_GROUP // 4, PANEL, 4), torch.uint8)
+        packed = aligned_empty((num_panels, self._functions.ms_panel_bytes(Form.CODES, in_size)), torch.uint8)
         source = values.contiguous()
         self._functions.ms_pack_int8(source.data_ptr(), out_size, in_size, packed.data_ptr())
         padded_scales = aligned_empty((num_panels * PANEL,), torch.float32)

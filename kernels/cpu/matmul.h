@@ -1,69 +1,104 @@
-// y[m, n] = sum_k x[m, k] * w[n, k], in float32.
+// y[m, n] = sum_k x[m, k] * w[n, k], in float32, whatever w is kept in (panels.h).
 //
-// Weights are packed in panels of 32 output columns, [N / 32][K][32], so that a step over k reads one line of a panel.
 // Each y[m, n] is one chain of fused multiply-adds over k = 0, 1, 2, ...: its bits depend on x[m] and w[n] alone, never
 // on how many rows there are or which thread has them.
 #pragma once
-#include <algorithm>
-#include "vec.h"
+#include <type_traits>
+#include "panels.h"
 
 namespace ms {
 
-constexpr int PANEL = 32;
-constexpr int PANEL_VECTORS = PANEL / VL;
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 12;  // 24 of 32 registers accumulate
 #elif defined(__AVX2__)
-constexpr int TILE_ROWS = 3;   // 12 of 16
+constexpr int TILE_ROWS = 6;  // 12 of 16
 #else
 constexpr int TILE_ROWS = 3;  // NEON: 24 of 32
 #endif
-constexpr int BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the panels pass
-constexpr int BLOCK_K = 1536;   // of k, likewise; partial sums are kept in y, exactly
+constexpr int BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the strips pass
+constexpr int BLOCK_K = 576;    // of k, likewise; a multiple of WEIGHT_GROUP. Partial sums are kept in y, exactly
 
-template <int ROWS>
-inline void tile(const float* x, long x_stride, const float* panel, float* y, long y_stride, int k_len, bool first) {
-    vf acc[ROWS][PANEL_VECTORS];
+// Of a product in progress: rows of x from some k on, and where their sums go.
+struct Part {
+    const float* x;
+    long x_stride;
+    float* y;
+    long y_stride;
+    int k_len;
+    bool is_first;  // of k: sums start at zero
+};
+
+// ROWS rows by N strips that lie side by side. Not inlined: amid the loops around it the compiler runs out of registers for
+// the addresses.
+template <int ROWS, int N, typename Strip>
+__attribute__((noinline)) static void tile(const Part& part, const Strip* strips) {
+    const float* const x = part.x;
+    const long x_stride = part.x_stride, y_stride = part.y_stride, k_len = part.k_len;
+    vf sums[ROWS][N * STRIP_VECTORS];
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < PANEL_VECTORS; j++) acc[i][j] = first ? vf{} : load(y + i * y_stride + j * VL);
-    for (int k = 0; k < k_len; k++) {
-        prefetch_step(panel + k * PANEL);
-        vf w[PANEL_VECTORS];
-        for (int j = 0; j < PANEL_VECTORS; j++) w[j] = load(panel + k * PANEL + j * VL);
-        for (int i = 0; i < ROWS; i++) {
-            const float a = x[i * x_stride + k];
-            for (int j = 0; j < PANEL_VECTORS; j++) acc[i][j] += a * w[j];
-        }
+        for (int j = 0; j < N * STRIP_VECTORS; j++)
+            sums[i][j] = part.is_first ? vf{} : load(part.y + i * y_stride + j * VL);
+    for (long begin = 0; begin < k_len; begin += Strip::RUN) {
+        typename Strip::Run runs[N];
+        for (int n = 0; n < N; n++) runs[n] = strips[n].run(begin);
+        const int count = std::min<long>(Strip::RUN, k_len - begin);
+        const auto step = [&](auto at, int k) __attribute__((always_inline)) {
+            vf w[N * STRIP_VECTORS];
+            for (int n = 0; n < N; n++) runs[n].template load<at.value>(k, w + n * STRIP_VECTORS);
+            for (int i = 0; i < ROWS; i++) {
+                const float a = x[i * x_stride + begin + k + at.value];
+                for (int j = 0; j < N * STRIP_VECTORS; j++) sums[i][j] += a * w[j];
+            }
+        };
+        for (int k = 0; k < count; k += Strip::TOGETHER)
+            each_of<Strip::TOGETHER>([&](auto at) __attribute__((always_inline)) { step(at, k); });
     }
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < PANEL_VECTORS; j++) store(y + i * y_stride + j * VL, acc[i][j]);
+        for (int j = 0; j < N * STRIP_VECTORS; j++) store(part.y + i * y_stride + j * VL, sums[i][j]);
 }
 
-// The rows that are left over after whole tiles.
-template <int ROWS>
-inline void rest(int rows, const float* x, long x_stride, const float* panel, float* y, long y_stride, int k_len,
-                 bool first) {
+// The same of `rows` rows, ROWS at most.
+template <int ROWS, int N, typename Strip>
+inline void short_tile(int rows, const Part& part, const Strip* strips) {
     if constexpr (ROWS > 0) {
-        if (rows == ROWS) return tile<ROWS>(x, x_stride, panel, y, y_stride, k_len, first);
-        rest<ROWS - 1>(rows, x, x_stride, panel, y, y_stride, k_len, first);
+        if (rows == ROWS) return tile<ROWS, N>(part, strips);
+        short_tile<ROWS - 1, N>(rows, part, strips);
     }
+}
+
+// A strip by any number of rows.
+template <typename Strip>
+inline void by_tiles(int rows, Part part, const Strip& strip) {
+    for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
+        tile<TILE_ROWS, 1>(part, &strip);
+        part.x += TILE_ROWS * part.x_stride;
+        part.y += TILE_ROWS * part.y_stride;
+    }
+    short_tile<TILE_ROWS - 1, 1>(rows, part, &strip);
 }
 
 // Columns [panel_begin, panel_end) * 32 of y, for all rows.
-inline void matmul(const float* x, long x_stride, const float* packed, float* y, long y_stride, int rows, int k_len,
+template <typename Strip>
+inline void matmul(const float* x, long x_stride, const uint8_t* packed, float* y, long y_stride, int rows, int k_len,
                    int panel_begin, int panel_end) {
+    alignas(64) float room[std::is_same_v<Strip, Floats> ? 1 : BLOCK_K * STRIP];
     for (int m0 = 0; m0 < rows; m0 += BLOCK_ROWS) {
-        const int m1 = std::min(rows, m0 + BLOCK_ROWS);
+        const int count = std::min(rows - m0, BLOCK_ROWS);
         for (int k0 = 0; k0 < k_len; k0 += BLOCK_K) {
-            const int k1 = std::min(k_len, k0 + BLOCK_K);
             for (int p = panel_begin; p < panel_end; p++) {
-                const float* panel = packed + (static_cast<long>(p) * k_len + k0) * PANEL;
-                int m = m0;
-                for (; m + TILE_ROWS <= m1; m += TILE_ROWS)
-                    tile<TILE_ROWS>(x + m * x_stride + k0, x_stride, panel, y + m * y_stride + p * PANEL, y_stride,
-                                    k1 - k0, k0 == 0);
-                rest<TILE_ROWS - 1>(m1 - m, x + m * x_stride + k0, x_stride, panel, y + m * y_stride + p * PANEL,
-                                    y_stride, k1 - k0, k0 == 0);
+                Strip strips[STRIPS];
+                for (int n = 0; n < STRIPS; n++) strips[n] = Strip(packed + (p * STRIPS + n) * Strip::bytes(k_len), k0);
+                Part part{x + m0 * x_stride + k0, x_stride, y + m0 * y_stride + p * PANEL,
+                                y_stride, std::min(k_len - k0, BLOCK_K), k0 == 0};
+                if (count <= 2) {  // so few sums wait for each other: all strips at once
+                    short_tile<2, STRIPS>(count, part, strips);
+                    continue;
+                }
+                for (int n = 0; n < STRIPS; n++, part.y += STRIP)
+                    if (count <= 2 * TILE_ROWS)
+                        by_tiles(count, part, strips[n]);
+                    else  // the weights become floats once for all tiles
+                        by_tiles(count, part, to_floats(strips[n], part.k_len, room));
             }
         }
     }

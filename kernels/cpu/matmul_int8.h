@@ -1,84 +1,158 @@
-// y[m, n] = weight_scale[n] * sum_g scale[m, g] * (sum_k code[m, k] * w[n, k] over the 32 k of group g)
+// y[m, n] = sum_k x[m, k] * w[n, k] with x as codes of 8 bits (codes.h), over groups of 32 k:
 //
-// The inner sums are integers, below 2^20 and therefore exact; the outer one is a chain of fused multiply-adds over
-// g = 0, 1, 2, ... So y's bits depend on row m and column n alone, never on how many rows there are, which thread has
-// them, or the instruction set.
+//   weights of 8 bits   y = weight_scale[n] * sum_g scale[m, g] * dot[m, n, g]
+//   weights of 4 bits   y = sum_g (scale[m, g] * w_scale[n, g]) * dot[m, n, g] + w_offset[n, g] * (scale[m, g] * sum_k code[m, k])
 //
-// Weights are packed in panels of 32 output columns, [N / 32][K / 4][32][4] bytes (dot.h), K padded to whole groups: a
-// vector holds four k of each of its columns.
+// dot[m, n, g] = sum_k code[m, k] * q[n, k] is one of integers, below 2^20 and therefore exact; the sum over g = 0, 1, 2, ... is
+// a chain of fused multiply-adds. So y's bits depend on row m and column n alone, never on how many rows there are, which
+// thread has them, or the instruction set.
+//
+// Weights lie in panels of 32 output columns and these in strips (panels.h). A group of a strip in 8 bits is [32 / LANE][STRIP]
+// [LANE] bytes (dot.h); in 4 bits it is that of Grouped<4>.
 #pragma once
 #include <algorithm>
 #include "codes.h"
 #include "dot.h"
-#include "matmul.h"
+#include "panels.h"
 
 namespace ms {
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
 constexpr int CODE_TILE_ROWS = 12;  // 24 of 32 registers sum
-#elif defined(__AVX512F__)
-constexpr int CODE_TILE_ROWS = 4;
+#elif defined(__AVX2__)
+constexpr int CODE_TILE_ROWS = 6;  // 12 of 16
 #else
-constexpr int CODE_TILE_ROWS = 2;  // 8 of 16
+constexpr int CODE_TILE_ROWS = 2;
 #endif
-constexpr int CODE_BLOCK_ROWS = 192;  // rows that stay in the L2 cache while the panels pass
-constexpr int PANEL_GROUP_BYTES = CODE_GROUP * PANEL;
+constexpr int CODE_BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the strips pass
 
-template <int ROWS>
-inline void code_tile(const Codes& x, long row, const uint8_t* panel, const float* weight_scales, float* y,
-                      long y_stride) {
-    const int8_t* codes = x.codes(row);
-    const float* scales = x.scales(row);
-    const int32_t* offsets = x.offsets(row);
-    const int groups = x.groups(), stride = groups * CODE_GROUP;
-    vf total[ROWS][PANEL_VECTORS] = {};
-    for (int g = 0; g < groups; g++, panel += PANEL_GROUP_BYTES) {
-        vi sum[ROWS][PANEL_VECTORS];
+// Weights of 8 bits. Members are of some columns that lie side by side, VL for each j.
+class Weights8 {
+  public:
+    static constexpr int GROUP_BYTES = CODE_GROUP * STRIP;
+    Weights8(const uint8_t* strip, const float* scales) : at_(strip), scales_(scales) {}
+
+    // sums += dots of a group of `ROWS` rows from `row` on; `to_next` bytes from one strip to the next.
+    template <int ROWS, int N>
+    void add_group(const Codes& x, long row, int g, long to_next, vf (*totals)[N]) const {
+        const long stride = static_cast<long>(x.groups()) * CODE_GROUP;
+        const WideCode* codes = x.wide(row) + g * CODE_GROUP;
+        const float* scales = x.scales(row) + g;
+        const int32_t* offsets = x.offsets(row) + g;
+        const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
+        vi sums[ROWS][N];
         for (int i = 0; i < ROWS; i++)
-            for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = start_sum(offsets[i * groups + g]);
-        for (int k = 0; k < CODE_GROUP; k += 4) {
-            prefetch_step(panel + k * PANEL);
-            vi w[PANEL_VECTORS];
-            for (int j = 0; j < PANEL_VECTORS; j++) w[j] = load_weights(panel + k * PANEL + j * VL * 4);
+            for (int j = 0; j < N; j++) sums[i][j] = start_sum(offsets[i * x.groups()]);
+        for (int k = 0; k < CODE_GROUP; k += LANE) {
+            vi w[N];
+            for (int j = 0; j < N; j++)
+                w[j] = load_weights(group + j / STRIP_VECTORS * to_next + k * STRIP + j % STRIP_VECTORS * VL * LANE);
             for (int i = 0; i < ROWS; i++) {
-                const FourCodes four(codes + i * stride + g * CODE_GROUP + k);
-                for (int j = 0; j < PANEL_VECTORS; j++) sum[i][j] = add_dot(sum[i][j], w[j], four);
+                const vi lanes = load_codes(codes + i * stride + k);
+                for (int j = 0; j < N; j++) sums[i][j] = add_dot(sums[i][j], w[j], lanes);
             }
         }
         for (int i = 0; i < ROWS; i++) {
-            const float scale = scales[i * groups + g];
-            for (int j = 0; j < PANEL_VECTORS; j++)
-                total[i][j] += __builtin_convertvector(sum[i][j], vf) * scale;
+            const float scale = scales[i * x.groups()];
+            for (int j = 0; j < N; j++) totals[i][j] += __builtin_convertvector(sums[i][j], vf) * scale;
         }
     }
+    vf finished(vf total, int j) const { return total * load(scales_ + j * VL); }
+
+  private:
+    const uint8_t* at_;
+    const float* scales_;
+};
+
+// Weights of 4 bits with scales and offsets of their own.
+class Weights4 {
+  public:
+    static constexpr int GROUP_BYTES = Grouped<4>::GROUP_BYTES;
+    Weights4(const uint8_t* strip, const float*) : at_(strip) {}
+
+    template <int ROWS, int N>
+    void add_group(const Codes& x, long row, int g, long to_next, vf (*totals)[N]) const {
+        const long stride = static_cast<long>(x.groups()) * CODE_GROUP;
+        const int8_t* codes = x.codes(row) + g * CODE_GROUP;
+        const float *scales = x.scales(row) + g, *of_codes = x.sums(row) + g;
+        const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
+        const auto strip_of = [&](int j) { return group + j / STRIP_VECTORS * to_next; };
+        Sum4 sums[ROWS][N] = {};
+        for (int k = 0; k < CODE_GROUP; k += 8)
+            for (int half = 0; half < 2; half++) {  // the low bits are of four k, the high bits of the next four
+                vi w[N];
+                for (int j = 0; j < N; j++) {
+                    const vi both = load_bytes(strip_of(j) + Grouped<4>::CODES_AT + k / 2 * STRIP + j % STRIP_VECTORS * VL * 4);
+                    w[j] = (half ? both >> 4 : both) & 0x0F0F0F0F;
+                }
+                for (int i = 0; i < ROWS; i++) {
+                    const vi lanes = load_codes(codes + i * stride + k + 4 * half);
+                    for (int j = 0; j < N; j++) sums[i][j] = add_dot4(sums[i][j], w[j], lanes);
+                }
+            }
+        vf w_scales[N], w_offsets[N];
+        for (int j = 0; j < N; j++) {
+            w_scales[j] = Grouped<4>::scales(strip_of(j), j % STRIP_VECTORS);
+            w_offsets[j] = Grouped<4>::offsets(strip_of(j), j % STRIP_VECTORS);
+        }
+        for (int i = 0; i < ROWS; i++) {
+            const float scale = scales[i * x.groups()], sum = of_codes[i * x.groups()];
+            for (int j = 0; j < N; j++) {
+                vf total = totals[i][j];
+                total += __builtin_convertvector(whole_sum(sums[i][j]), vf) * as_is(w_scales[j] * scale);
+                total += w_offsets[j] * sum;
+                totals[i][j] = total;
+            }
+        }
+    }
+    vf finished(vf total, int) const { return total; }
+
+  private:
+    const uint8_t* at_;
+};
+
+// ROWS rows by N strips that lie side by side. Not inlined, as matmul.h's.
+template <int ROWS, int N, typename Weights>
+__attribute__((noinline)) static void code_tile(const Codes& x, long row, const Weights& weights, float* y, long y_stride) {
+    constexpr int VECTORS = N * STRIP_VECTORS;
+    const long to_next = static_cast<long>(x.groups()) * Weights::GROUP_BYTES;
+    vf totals[ROWS][VECTORS] = {};
+    for (int g = 0; g < x.groups(); g++) {
+        asm("" : "+m"(totals));  // in memory from group to group: the sums need the registers
+        weights.template add_group<ROWS, VECTORS>(x, row, g, to_next, totals);
+    }
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < PANEL_VECTORS; j++)
-            store(y + i * y_stride + j * VL, total[i][j] * load(weight_scales + j * VL));
+        for (int j = 0; j < VECTORS; j++) store(y + i * y_stride + j * VL, weights.finished(totals[i][j], j));
 }
 
-template <int ROWS>
-inline void code_rest(int rows, const Codes& x, long row, const uint8_t* panel, const float* weight_scales, float* y,
-                      long y_stride) {
+// The same of `rows` rows, ROWS at most.
+template <int ROWS, int N, typename Weights>
+inline void short_code_tile(int rows, const Codes& x, long row, const Weights& weights, float* y, long y_stride) {
     if constexpr (ROWS > 0) {
-        if (rows == ROWS) return code_tile<ROWS>(x, row, panel, weight_scales, y, y_stride);
-        code_rest<ROWS - 1>(rows, x, row, panel, weight_scales, y, y_stride);
+        if (rows == ROWS) return code_tile<ROWS, N>(x, row, weights, y, y_stride);
+        short_code_tile<ROWS - 1, N>(rows, x, row, weights, y, y_stride);
     }
 }
 
-// Rows [row_begin, row_end) and columns [panel_begin, panel_end) * 32; y is the first of these rows.
-inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* weight_scales, float* y, long y_stride,
-                        int row_begin, int row_end, int panel_begin, int panel_end) {
+// Rows [row_begin, row_end) and columns [panel_begin, panel_end) * 32; y is the first of these rows. Weights4 has no `scales`.
+template <typename Weights>
+inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* scales, float* y, long y_stride, int row_begin,
+                        int row_end, int panel_begin, int panel_end) {
+    constexpr int FEW = 2;  // so few sums wait for each other: all strips at once
+    const int at_once = row_end - row_begin <= FEW ? STRIPS : 1;
     for (int m0 = row_begin; m0 < row_end; m0 += CODE_BLOCK_ROWS) {
         const int m1 = std::min(row_end, m0 + CODE_BLOCK_ROWS);
-        for (int p = panel_begin; p < panel_end; p++) {
-            const uint8_t* panel = packed + static_cast<long>(p) * x.groups() * PANEL_GROUP_BYTES;
-            float* at = y + p * PANEL;
+        for (int s = panel_begin * STRIPS; s < panel_end * STRIPS; s += at_once) {
+            const Weights weights(packed + static_cast<long>(s) * x.groups() * Weights::GROUP_BYTES, scales + s * STRIP);
+            const auto to = [&](int m) { return y + s * STRIP + (m - row_begin) * y_stride; };
             int m = m0;
+            if (at_once > 1) {
+                short_code_tile<FEW, STRIPS>(m1 - m, x, m, weights, to(m), y_stride);
+                continue;
+            }
             for (; m + CODE_TILE_ROWS <= m1; m += CODE_TILE_ROWS)
-                code_tile<CODE_TILE_ROWS>(x, m, panel, weight_scales + p * PANEL, at + (m - row_begin) * y_stride,
-                                          y_stride);
-            code_rest<CODE_TILE_ROWS - 1>(m1 - m, x, m, panel, weight_scales + p * PANEL,
-                                          at + (m - row_begin) * y_stride, y_stride);
+                code_tile<CODE_TILE_ROWS, 1>(x, m, weights, to(m), y_stride);
+            short_code_tile<CODE_TILE_ROWS - 1, 1>(m1 - m, x, m, weights, to(m), y_stride);
         }
     }
 }

@@ -3,10 +3,14 @@
 
 extern "C" {
 
-// Packed by ms_pack (float32) or ms_pack_int8 (int8 with a scale for each output column).
+// How a matrix is kept: the first four come back as the floats that they were made of (panels.h).
+enum Form { FLOATS, HALVES, GROUPED8, GROUPED4, CODES };
+
+// Packed by ms_pack or, as CODES, by ms_pack_int8.
 struct Matrix {
     const void* panels;
-    const float* scales;  // null: float32
+    const float* scales;  // of CODES: one for each output column; else null
+    int form;
 };
 
 struct Layer {
@@ -23,6 +27,7 @@ struct Layer {
 
 struct Model {
     int hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, num_layers, vocab, activation, threads;
+    int is_coded;  // products take codes of the activations, and matrices in CODES or GROUPED4
     float norm_eps, attention_scale, attention_softcap, embedding_scale;  // softcap 0: none
     const float *embedding;              // [vocab][hidden]
     const float *final_norm;

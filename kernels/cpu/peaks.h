@@ -11,28 +11,26 @@ constexpr int PEAK_SUMS = 12;  // independent chains: more than a product's late
 inline double multiply_floats(long rounds, float* sink) {
     vf sums[PEAK_SUMS] = {};
     vf a = splat(*sink), b = splat(1.0f - *sink);
-    for (long round = 0; round < rounds; round++) {
-        a = rounded(a);  // may have changed, for all that the compiler knows
-        for (vf& sum : sums) sum += a * b;
-    }
+    for (long round = 0; round < rounds; round++)
+        for (vf& sum : sums) {
+            a = as_is(a);  // may have changed, for all that the compiler knows: else all sums would share one product
+            sum += a * b;
+        }
     for (const vf& sum : sums) *sink += sum[0];
     return 2.0 * rounds * PEAK_SUMS * VL;
 }
 
 inline double multiply_codes(long rounds, float* sink) {
     vi sums[PEAK_SUMS] = {};
-    int8_t four[4] = {1, -2, 3, static_cast<int8_t>(*sink)};
+    const vi codes = splat(0x01020304);
     vi weights = splat(static_cast<int32_t>(*sink) + 0x01020304);
-    const FourCodes codes(four);
-    for (long round = 0; round < rounds; round++) {
-        vf kept;
-        std::memcpy(&kept, &weights, sizeof kept);
-        kept = rounded(kept);
-        std::memcpy(&weights, &kept, sizeof kept);
-        for (vi& sum : sums) sum = add_dot(sum, weights, codes);
-    }
+    for (long round = 0; round < rounds; round++)
+        for (vi& sum : sums) {
+            weights = as_is(weights);
+            sum = add_dot(sum, weights, codes);
+        }
     for (const vi& sum : sums) *sink += sum[0];
-    return 2.0 * rounds * PEAK_SUMS * VL * 4;
+    return 2.0 * rounds * PEAK_SUMS * VL * LANE;
 }
 
 inline double read_bytes(const uint8_t* bytes, long count, float* sink) {

@@ -14,9 +14,11 @@ def quant_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     return (x.float() @ dequantize(weight).T).to(x.dtype)
 
 
-def coded_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
-    """The product of the native CPU path, in fp64: x is first rounded to the nearest of 255 steps of each group of 32
-    inputs of each row, so that a group's sum is one of integers. x: [rows, in] fp32 -> [rows, out]; 8-bit weights.
+def coded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The int8 product of the native CPU path, in fp64: x is first rounded to the nearest of 255 steps of each group of
+    32 inputs of each row, so that a group's sum is one of integers.
+
+    x: [rows, in] fp32, weight: [out, in] -> [rows, out]
     """
     rows, num_inputs = x.shape
     groups = torch.nn.functional.pad(x, (0, -num_inputs % CODE_GROUP)).view(rows, -1, CODE_GROUP)
@@ -25,4 +27,4 @@ def coded_matmul(x: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     scaled = groups * steps
     codes = (scaled.abs() + 0.5).floor() * scaled.sign()
     coded = (codes.double() * (largest.double() / 127)).view(rows, -1)[:, :num_inputs]
-    return coded @ dequantize(weight).double().T
+    return coded @ weight.double().T

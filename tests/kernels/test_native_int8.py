@@ -8,7 +8,7 @@ import torch
 from kernels.cpu import library
 from kernels.cpu.build import BuildUnavailable, Variant, usable_variants
 from kernels.cpu.library import Library, Matrix
-from kernels.quant_matmul.reference import coded_matmul
+from kernels.quant_matmul.reference import coded_products
 from kernels.quant_matmul.weights import QuantizedWeight, dequantize, quantize_int8
 from tests.conftest import skip_or_fail
 
@@ -49,14 +49,16 @@ def weight(num_inputs: int, num_outputs: int) -> QuantizedWeight:
 
 def product(lib: Library, x: torch.Tensor, w: QuantizedWeight) -> torch.Tensor:
     panels, scales = lib.pack_int8(w.values, w.scales)
-    return lib.product(x, Matrix(panels.data_ptr(), scales.data_ptr()), len(w.values))
+    return lib.product(
+        x, Matrix(panels.data_ptr(), scales.data_ptr(), library.Form.CODES), len(w.values), is_coded=True
+    )
 
 
 @pytest.mark.parametrize(("num_inputs", "num_outputs"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_product_is_its_definition(libraries: list[Library], rows: int, num_inputs: int, num_outputs: int) -> None:
     x, w = activations(rows, num_inputs), weight(num_inputs, num_outputs)
-    expected = coded_matmul(x, w)
+    expected = coded_products(x, dequantize(w))
     rounding = 1e-6 * float((x.abs() @ dequantize(w).abs().T).max())
     for lib in libraries:
         torch.testing.assert_close(product(lib, x, w).double(), expected, rtol=0, atol=rounding)

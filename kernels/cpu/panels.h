@@ -1,0 +1,209 @@
+// How the right factor of a float32 product lies in memory, and how it comes back as the very same floats.
+//
+// A matrix w [N][K] is cut into panels of 32 output columns and a panel into strips, of as many columns as a tile has side
+// by side; the weights of a strip's columns for one k are neighbours. Where all floats survive it to the bit, they are
+// kept in fewer bytes than their own, because a decode step takes as long as it takes to read them:
+//
+//   Halves      the upper half of each float, the lower being zero: a checkpoint in bfloat16
+//   Grouped<8>  w = scale * q + offset, 32 k of a column having one scale and offset, both of half precision; q in -127 .. 127,
+//               offset 0: GGUF's Q8_0
+//   Grouped<4>  the same with q in 0 .. 15 and any offset: GGUF's Q4_0 and Q4_1
+//   Floats      any other
+//
+// Each of them has
+//   bytes(k_len)          of a strip
+//   put(...)              writes one column of a strip; false where a weight would not come back as it was
+//   run(k), load<AT>(..)  the floats of STRIP columns at k + AT, AT < TOGETHER, for RUN k that share what run(k) holds
+#pragma once
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <type_traits>
+#include "vec.h"
+
+namespace ms {
+
+constexpr int PANEL = 32;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int STRIP = 16;
+#else
+constexpr int STRIP = 32;
+#endif
+constexpr int STRIPS = PANEL / STRIP, STRIP_VECTORS = STRIP / VL;
+constexpr int WEIGHT_GROUP = 32;
+
+// work(0), work(1), ... as constants.
+template <int COUNT, typename Work, int AT = 0>
+__attribute__((always_inline)) inline void each_of(Work work) {
+    if constexpr (AT < COUNT) {
+        work(std::integral_constant<int, AT>{});
+        each_of<COUNT, Work, AT + 1>(work);
+    }
+}
+
+class Floats {
+  public:
+    using Run = Floats;
+    static constexpr int RUN = INT_MAX, TOGETHER = 1;
+    Floats() = default;
+    static constexpr long bytes(int k_len) { return static_cast<long>(k_len) * STRIP * 4; }
+    Floats(const void* strip, int k) : at(static_cast<const float*>(strip) + static_cast<long>(k) * STRIP) {}
+
+    static bool put(void* strip, int k_len, int column, const float* w) {
+        for (int k = 0; k < k_len; k++) static_cast<float*>(strip)[k * STRIP + column] = w[k];
+        return true;
+    }
+    Floats run(int) const { return *this; }
+    template <int AT>
+    void load(int k, vf* w) const {
+        prefetch<STRIP * 4>(at + k * STRIP);
+        for (int j = 0; j < STRIP_VECTORS; j++) w[j] = ms::load(at + k * STRIP + j * VL);
+    }
+
+  private:
+    const float* at;
+};
+
+// Two vectors share one of twice as narrow numbers: the first has the lower half of each lane, the second the upper.
+class Halves {
+  public:
+    using Run = Halves;
+    static constexpr int RUN = INT_MAX, TOGETHER = 1;
+    Halves() = default;
+    static constexpr long bytes(int k_len) { return static_cast<long>(k_len) * STRIP * 2; }
+    Halves(const void* strip, int k) : at(static_cast<const uint16_t*>(strip) + static_cast<long>(k) * STRIP) {}
+
+    static bool put(void* strip, int k_len, int column, const float* w) {
+        const int pair = column / (2 * VL), lane = column % VL, is_second = column / VL % 2;
+        for (int k = 0; k < k_len; k++) {
+            uint32_t bits;
+            std::memcpy(&bits, w + k, sizeof bits);
+            if (bits & 0xFFFF) return false;
+            static_cast<uint16_t*>(strip)[k * STRIP + pair * 2 * VL + lane * 2 + is_second] = bits >> 16;
+        }
+        return true;
+    }
+    Halves run(int) const { return *this; }
+    template <int AT>
+    void load(int k, vf* w) const {
+        prefetch<STRIP * 2>(at + k * STRIP);
+        for (int j = 0; j < STRIP_VECTORS; j += 2) {
+            const vi both = load_bytes(at + k * STRIP + j * VL);
+            w[j] = as_floats(both << 16);
+            w[j + 1] = as_floats(both & static_cast<int32_t>(0xFFFF0000));
+        }
+    }
+
+  private:
+    const uint16_t* at;
+};
+
+// A group of a strip: scales [STRIP], offsets [STRIP] in half precision, then q by lanes of four bytes, [STRIP][4] for some k: four in 8 bits,
+// eight in 4 bits, whose low halves are the first four k and whose high halves the last four. Products of integers
+// (matmul_int8.h) want them so.
+template <int BITS>
+class Grouped {
+  public:
+    static constexpr int RUN = WEIGHT_GROUP, TOGETHER = 32 / BITS;
+    static constexpr long CODES_AT = STRIP * 4, GROUP_BYTES = CODES_AT + STRIP * WEIGHT_GROUP * BITS / 8;
+    Grouped() = default;
+    static constexpr long bytes(int k_len) { return k_len / WEIGHT_GROUP * GROUP_BYTES; }
+    Grouped(const void* strip, int k) : at(static_cast<const uint8_t*>(strip) + k / WEIGHT_GROUP * GROUP_BYTES) {}
+
+    static bool put(void* strip, int k_len, int column, const float* w) {
+        uint8_t* group = static_cast<uint8_t*>(strip);
+        for (int k = 0; k < k_len; k += WEIGHT_GROUP, group += GROUP_BYTES) {
+            uint16_t* halves = reinterpret_cast<uint16_t*>(group);
+            int q[WEIGHT_GROUP];
+            if (!fit(w + k, &halves[column], &halves[STRIP + column], q)) return false;
+            uint8_t* lanes = group + CODES_AT + column * 4;
+            for (int i = 0; i < WEIGHT_GROUP; i += TOGETHER, lanes += STRIP * 4)
+                for (int k = i; k < i + 4; k++) lanes[k - i] = BITS == 8 ? q[k] : q[k] | q[k + 4] << 4;
+        }
+        return true;
+    }
+
+    struct Run {
+        vf scale[STRIP_VECTORS], offset[STRIP_VECTORS];
+        const uint8_t* lanes;
+
+        template <int AT>
+        void load(int k, vf* w) const {
+            for (int j = 0; j < STRIP_VECTORS; j++) {
+                const vi lane = load_bytes(lanes + k / TOGETHER * STRIP * 4 + j * VL * 4);
+                const vi q = BITS == 8 ? (lane << (24 - 8 * AT)) >> 24 : (lane >> (8 * (AT % 4) + 4 * (AT / 4))) & 15;
+                w[j] = __builtin_convertvector(q, vf) * scale[j] + offset[j];
+            }
+        }
+    };
+    // Of the j-th VL columns of a strip's group.
+    static vf scales(const uint8_t* group, int j) { return load_halves(reinterpret_cast<const uint16_t*>(group) + j * VL); }
+    static vf offsets(const uint8_t* group, int j) { return scales(group, STRIP_VECTORS + j); }
+
+    Run run(int k) const {
+        const uint8_t* group = at + k / WEIGHT_GROUP * GROUP_BYTES;
+        prefetch<GROUP_BYTES>(group);
+        Run run;
+        for (int j = 0; j < STRIP_VECTORS; j++) {
+            run.scale[j] = scales(group, j);
+            run.offset[j] = offsets(group, j);
+        }
+        run.lanes = group + CODES_AT;
+        return run;
+    }
+
+  private:
+    // scale * q + offset == w for the 32 of a group, exactly. The ends of q's range are mostly both in use: so the distance of
+    // the extremes tells the scale.
+    static bool fit(const float* w, uint16_t* scale, uint16_t* offset, int* q) {
+        const auto [least, most] = std::minmax_element(w, w + WEIGHT_GROUP);
+        if (BITS == 8) {
+            *offset = to_half(0);
+            const float largest = std::max(std::fabs(*least), std::fabs(*most));
+            for (int steps = 127; steps; steps--)
+                if (fits(w, *scale = to_half(largest / steps), *offset, q)) return true;
+            return false;
+        }
+        const float width = *most - *least;
+        for (int steps = 15; steps; steps--)
+            for (const bool is_turned : {false, true})
+                if (fits(w, *scale = to_half((is_turned ? -width : width) / steps),
+                         *offset = to_half(is_turned ? *most : *least), q))
+                    return true;
+        return false;
+    }
+    static bool fits(const float* w, uint16_t half_scale, uint16_t half_offset, int* q) {
+        const float scale = from_half(half_scale), offset = from_half(half_offset);
+        for (int i = 0; i < WEIGHT_GROUP; i++) {
+            const float steps = scale ? (w[i] - offset) / scale : 0;
+            if (!(steps > (BITS == 8 ? -127.5f : -0.5f) && steps < (BITS == 8 ? 127.5f : 15.5f))) return false;
+            q[i] = static_cast<int>(std::nearbyint(steps));
+            if (std::fma(static_cast<float>(q[i]), scale, offset) != w[i]) return false;
+        }
+        return true;
+    }
+
+    const uint8_t* at;
+};
+
+// The k_len k that a reader stands before, as floats in `room`.
+inline Floats to_floats(const Floats& strip, int, float*) { return strip; }
+template <typename Strip>
+inline Floats to_floats(const Strip& strip, int k_len, float* room) {
+    vf w[STRIP_VECTORS];
+    const auto put = [&](float* at) {
+        for (int j = 0; j < STRIP_VECTORS; j++) store(at + j * VL, w[j]);
+    };
+    for (long begin = 0; begin < k_len; begin += Strip::RUN) {
+        const typename Strip::Run run = strip.run(begin);
+        const int count = std::min<long>(Strip::RUN, k_len - begin);
+        for (int k = 0; k < count; k += Strip::TOGETHER)
+            each_of<Strip::TOGETHER>([&](auto at) __attribute__((always_inline)) {
+                run.template load<at.value>(k, w);
+                put(room + (begin + k + at.value) * STRIP);
+            });
+    }
+    return Floats(room, 0);
+}
+
+}  // namespace ms
