@@ -2,9 +2,9 @@
 
     python -m bench.ops [--model smollm2-135m] [--threads 1] [--rows 1,4,16,64,256,512] [--out FILE]
 
-Roofs are measured first, on this machine and in this run: products from registers (float32, int8) and bytes read in
-order from memory. A part's prediction is the larger of operations / rate and bytes of weights and KV / bandwidth; of
-the parts without products, none. Up to 64 rows are sequences that decode over 256 tokens of context, more are one
+Roofs are measured first, on this machine and in this run: products from registers (float32, int8, int8 with weights of
+4 bits) and bytes read in order from memory. A part's prediction is the larger of operations / rate and bytes of weights
+and KV / bandwidth; of the parts without products, none. Up to 64 rows are sequences that decode over 256 tokens of context, more are one
 prompt's chunk. Figures are the fastest forward of several, in processor's time of one of its threads, so that they
 hold on a machine that others use as well. Prints tables and ends with one JSON line, also written to --out.
 """
@@ -29,15 +29,23 @@ from engine.config import EngineConfig
 from engine.kv_storage import KVStorage
 from engine.models.config import DecoderConfig
 from engine.models.native import NativeDecoder
+from engine.models.packed import PackedWeights, WeightsDtype
 from engine.params import SamplingParams
 from engine.plan import Row
 from engine.runner import TorchRunner, load_runner
 from engine.sequence import Request, Sequence
-from kernels.cpu.library import PHASES, Library, load
+from kernels.cpu.library import PHASES, Form, Library, load
 
 CONTEXT, BLOCK_SIZE, MOST_DECODES = 256, 16, 64
 SECONDS = 1.0  # of forwards for each figure
-WEIGHT_BYTES = {"float32": 4, "int8": 1}
+DTYPES: tuple[WeightsDtype, ...] = ("float32", "int8")
+MATRICES = {  # phase -> matrix
+    "qkv": "qkv",
+    "attention out": "attention_out",
+    "gate and up": "gate_up",
+    "down": "down",
+    "head": "head",
+}
 
 
 def rate(work: Callable[[], float]) -> float:
@@ -51,11 +59,12 @@ def rate(work: Callable[[], float]) -> float:
 
 
 def roofs(library: Library) -> dict[str, float]:
-    """Of one thread: operations/s in float32 and int8, bytes/s."""
+    """Of one thread: operations/s in float32, in int8 and with weights of 4 bits, bytes/s."""
     data = torch.ones(1 << 28, dtype=torch.uint8)
     return {
         "float32": rate(lambda: library.multiply_floats(3_000_000)),
         "int8": rate(lambda: library.multiply_codes(3_000_000)),
+        "int4": rate(lambda: library.multiply_codes4(3_000_000)),
         "bytes": rate(lambda: library.read_bytes(data)),
     }
 
@@ -86,19 +95,20 @@ def shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def predictions(
-    config: DecoderConfig, dtype: str, rows: list[Row], roof: dict[str, float], threads: int
+    config: DecoderConfig, dtype: WeightsDtype, packed: PackedWeights, rows: list[Row], roof: dict[str, float]
 ) -> dict[str, float]:
     """Seconds of the parts that a roof bounds, over all layers."""
     num_tokens, found = sum(len(row.token_ids) for row in rows), {}
-    for name, (inputs, outputs) in shapes(config).items():
-        count = len(rows) if name == "head" else num_tokens
-        times = 1 if name == "head" else config.num_layers
-        compute = 2 * count * inputs * outputs / (roof[dtype] * threads)
-        found[name] = times * max(compute, inputs * outputs * WEIGHT_BYTES[dtype] / (roof["bytes"] * threads))
+    for phase, (inputs, outputs) in shapes(config).items():
+        names = [name for name in packed.forms if name.split(".")[-1] == MATRICES[phase]]
+        count = len(rows) if phase == "head" else num_tokens
+        rate = roof["float32" if dtype == "float32" else "int4" if packed.forms[names[0]] == Form.GROUPED4 else "int8"]
+        compute = len(names) * 2 * count * inputs * outputs / rate
+        found[phase] = max(compute, sum(packed.tensors[name].nbytes for name in names) / roof["bytes"])
     seen = sum(position + 1 for row in rows for position in range(row.start, row.end))
     operations = 4 * seen * config.num_heads * config.head_dim
     kv_bytes = sum(8 * row.end * config.num_kv_heads * config.head_dim for row in rows)
-    bound = max(operations / (roof["float32"] * threads), kv_bytes / (roof["bytes"] * threads))
+    bound = max(operations / roof["float32"], kv_bytes / roof["bytes"])
     return {**found, "attention": config.num_layers * bound}
 
 
@@ -113,22 +123,23 @@ def measured(decoder: NativeDecoder, batch: Batch, kv: KVStorage) -> dict[str, f
     return dict(zip(PHASES, (best / 1e9).tolist(), strict=True))
 
 
-def figures(model: str, dtype: str, threads: int, counts: list[int]) -> Iterator[dict[str, Any]]:
-    runner = load_runner(model, EngineConfig(dtype=dtype, num_threads=threads, num_kv_blocks=8)).runner  # type: ignore[arg-type]
+def figures(model: str, dtype: WeightsDtype, threads: int, counts: list[int]) -> Iterator[dict[str, Any]]:
+    runner = load_runner(model, EngineConfig(dtype=dtype, num_threads=threads, num_kv_blocks=8)).runner
     assert isinstance(runner, TorchRunner) and isinstance(runner.decoder, NativeDecoder)
-    decoder, roof = runner.decoder, roofs(load())
+    decoder = runner.decoder
+    roof = {name: value * threads for name, value in roofs(load()).items()}
     for count in counts:
         rows = rows_of(count)
         num_blocks = 1 + max(block for row in rows for block in row.block_table)
         kv = KVStorage(decoder.config, BLOCK_SIZE, num_blocks, 0, torch.float32, decoder.device)
         found = measured(decoder, build_batch(rows, BLOCK_SIZE, decoder.device), kv)
-        predicted = predictions(decoder.config, dtype, rows, roof, threads)
+        predicted = predictions(decoder.config, dtype, decoder.packed, rows, roof)
         yield {
             "dtype": dtype,
             "rows": count,
             "kind": "decode" if count <= MOST_DECODES else "prompt",
-            "roof_gops": round(roof[dtype] / 1e9, 1),
-            "roof_gbytes": round(roof["bytes"] / 1e9, 1),
+            "roofs": {name: round(value / 1e9, 1) for name, value in roof.items()},  # Gop/s, GB/s
+            "matrices": decoder.packed.kept(),
             "predicted_ms": {name: round(value * 1e3, 3) for name, value in predicted.items()},
             "measured_ms": {name: round(value * 1e3, 3) for name, value in found.items()},
             "step_ms": round(sum(found.values()) * 1e3, 2),
@@ -146,7 +157,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     found = []
-    for dtype in WEIGHT_BYTES:
+    for dtype in DTYPES:
         print(f"\n{dtype:<10}{'':>7}" + "".join(f"{name:>16}" for name in (*PHASES, "step")))
         for each in figures(options.model, dtype, options.threads, options.rows):
             found.append(each)

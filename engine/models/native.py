@@ -25,6 +25,7 @@ from engine.models.weights import DecoderWeights
 from kernels.cpu import library
 from kernels.cpu.library import MAX_GROUP, MAX_HEAD_DIM, PANEL
 
+_Pools = tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], bool]
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
 
 
@@ -63,12 +64,13 @@ class NativeDecoder:
         self._library = library.load()
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         self._is_coded = dtype == "int8"
-        self._packed = pack(weights, self._library, dtype, self._num_threads)
+        self.packed = pack(weights, self._library, dtype, self._num_threads)
+        self._pools: weakref.WeakKeyDictionary[KVStorage, _Pools] = weakref.WeakKeyDictionary()
         self._decoder = self._library.open(self._build(max_model_len))
         self._closed = weakref.finalize(self, self._library.close, self._decoder)
         self.choices = {
             "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, {dtype}, "
-            f"invariant: the fused path for a CPU; matrices kept as {self._packed.kept()}"
+            f"invariant: the fused path for a CPU; matrices kept as {self.packed.kept()}"
         }
 
     def forward(self, batch: Batch, kv: KVStorage, phase_ns: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
@@ -88,10 +90,7 @@ class NativeDecoder:
             "tables": tables,
             "logit_places": _int32(batch.logit_places),
         }
-        pools = [kv.layer(index) for index in range(config.num_layers)]
-        pointers = ctypes.c_void_p * config.num_layers
-        keys = pointers(*(key.data_ptr() for key, _ in pools))
-        values = pointers(*(value.data_ptr() for _, value in pools))
+        keys, values, is_kv_coded = self._pools_of(kv)
         self._library.forward(
             self._decoder,
             library.Batch(
@@ -102,7 +101,7 @@ class NativeDecoder:
                 table_stride=tables.shape[1],
                 k_pools=ctypes.cast(keys, ctypes.c_void_p),
                 v_pools=ctypes.cast(values, ctypes.c_void_p),
-                is_kv_coded=pools[0][0].dtype == torch.int8,
+                is_kv_coded=is_kv_coded,
                 logits=logits.data_ptr(),
                 phase_ns=0 if phase_ns is None else phase_ns.ctypes.data,
                 **{name: array.ctypes.data for name, array in arrays.items()},
@@ -113,8 +112,18 @@ class NativeDecoder:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits
 
+    def _pools_of(self, kv: KVStorage) -> _Pools:
+        """Where each layer's keys and values lie, and whether they are int8."""
+        if (known := self._pools.get(kv)) is not None:
+            return known
+        layers = [kv.layer(index) for index in range(self.config.num_layers)]
+        pointers = ctypes.c_void_p * len(layers)
+        keys, values = (pointers(*(layer[part].data_ptr() for layer in layers)) for part in (0, 1))
+        self._pools[kv] = found = (keys, values, layers[0][0].dtype == torch.int8)
+        return found
+
     def _build(self, max_model_len: int) -> library.Model:
-        config, packed = self.config, self._packed
+        config, packed = self.config, self.packed
         self._angles = [
             (table[:, 0].contiguous(), table[:, 1].contiguous())
             for table in (rope_table(kind, max_model_len) for kind in config.ropes)
@@ -146,8 +155,8 @@ class NativeDecoder:
         kind, prefix = self.config.layers[index], f"layers.{index}."
         cosine, sine = self._angles[kind.rope]
         return library.Layer(
-            **{name: self._packed.address(f"{prefix}{name}") for name in (*NORMS, "qkv_bias")},
-            **{name: self._packed.matrix(f"{prefix}{name}") for name in MATRICES},
+            **{name: self.packed.address(f"{prefix}{name}") for name in (*NORMS, "qkv_bias")},
+            **{name: self.packed.matrix(f"{prefix}{name}") for name in MATRICES},
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),
             window=kind.window or 0,

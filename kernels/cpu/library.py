@@ -92,7 +92,7 @@ class Library:
             *(_POINTER,) * 6,
         )
         self._functions.ms_rivals.restype = None
-        for name in ("ms_multiply_floats", "ms_multiply_codes"):
+        for name in ("ms_multiply_floats", "ms_multiply_codes", "ms_multiply_codes4"):
             getattr(self._functions, name).argtypes = (ctypes.c_long, _POINTER)
             getattr(self._functions, name).restype = ctypes.c_double
         self._functions.ms_read_bytes.argtypes = (_POINTER, ctypes.c_long, _POINTER)
@@ -129,6 +129,10 @@ class Library:
     def multiply_codes(self, rounds: int) -> float:
         """The same of int8 products."""
         return float(self._functions.ms_multiply_codes(rounds, ctypes.byref(ctypes.c_float(0.25))))
+
+    def multiply_codes4(self, rounds: int) -> float:
+        """The same of int8 with weights of 4 bits."""
+        return float(self._functions.ms_multiply_codes4(rounds, ctypes.byref(ctypes.c_float(0.25))))
 
     def read_bytes(self, data: torch.Tensor) -> float:
         """Reads a tensor's bytes in order; returns how many."""
