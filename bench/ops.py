@@ -3,10 +3,11 @@
     python -m bench.ops [--model smollm2-135m] [--threads 1] [--rows 1,4,16,64,256,512] [--out FILE]
 
 Roofs are measured first, on this machine and in this run: products from registers (float32, int8, int8 with weights of
-4 bits) and bytes read in order from memory. A part's prediction is the larger of operations / rate and bytes of weights
-and KV / bandwidth; of the parts without products, none. Up to 64 rows are sequences that decode over 256 tokens of context, more are one
-prompt's chunk. Figures are the fastest forward of several, in processor's time of one of its threads, so that they
-hold on a machine that others use as well. Prints tables and ends with one JSON line, also written to --out.
+4 bits) and bytes read in order from memory. A part's prediction is the larger of operations / rate and bytes of
+weights and KV / bandwidth; of the parts without products, none. Up to 64 rows are sequences that decode over 256
+tokens of context, more are one prompt's chunk. Figures are the fastest forward of several, in processor's time of one
+of its threads, so that they hold on a machine that others use as well. Prints tables and ends with one JSON line, also
+written to --out.
 """
 
 from __future__ import annotations

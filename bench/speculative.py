@@ -1,7 +1,7 @@
 """What speculation gains on the real model, and that it never loses: every proposer against none, in one run.
 
     python -m bench.speculative [--batches 1,4,8,32] [--proposers ngram,suffix,self,draft] [--tokens 64] [--turns 2]
-        [--clock wall|cpu] [--output FILE]
+        [--weights own|bfloat16] [--clock wall|cpu] [--output FILE]
 
 Two tasks over real documents: an extractive summary, and JSON from lines of text; greedy. A batch of b keeps b requests
 in the engine: where one ends, the next is added, so that the least repetitive one does not decide alone. Modes run in
@@ -9,6 +9,9 @@ turns, each as often as the others; the fastest turn of each counts. `fixed` row
 them is what adapting is measured against. A draft model cannot be had for this vocabulary, so `draft` is the target
 with its last layers left out: what a poor draft costs. The simulated row is the seed's example: a draft of 2 ms, a
 target of 50 ms, acceptance 0.7, K = 5, by the real scheduler.
+
+The model comes in 4 bits, and a lone token's forward reads few bytes. With `--weights bfloat16` its weights are rounded
+to what most checkpoints come in.
 
 With `--clock cpu` all is computed by one thread, and times are this process's seconds of processor, for the engine's
 own measurements as well: on a machine that others use, too, its ratios still say something.
@@ -29,6 +32,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from bench.claims import speculation
 from bench.machine import machine
@@ -85,11 +92,11 @@ class Mode:
 
 
 class Bench:
-    def __init__(self, num_tokens: int, clock: str) -> None:
+    def __init__(self, folder: Path, num_tokens: int, clock: str) -> None:
         self._clock = time.process_time if clock == "cpu" else time.perf_counter
         self._num_threads = 1 if clock == "cpu" else None
-        self._folder = resolve(MODEL)
-        self._loaded = load_runner(MODEL, self._config())
+        self._folder = folder
+        self._loaded = load_runner(str(folder), self._config())
         self._num_tokens = num_tokens
         self.expected: dict[tuple[str, int], list[list[int]]] = {}
         self.differing = 0
@@ -138,25 +145,24 @@ class Bench:
         mode.acceptance[task, batch] = accepted / drafted if drafted else 0.0
 
 
-def without_last_layers(folder: Path, target: Path, num_layers: int) -> Path:
-    """The model of `folder` with its first layers alone, as a folder of its own."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
+def copied(folder: Path, target: Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> Path:
+    """The model of `folder` as a folder of its own: with its first layers alone, or its weights rounded."""
     config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = num_layers
+    if num_layers is not None:
+        config["num_hidden_layers"] = num_layers
     target.mkdir()
     (target / "config.json").write_text(json.dumps(config))
     for path in folder.glob("*.json"):
-        if path.name != "config.json" and not path.name.endswith(".index.json"):
+        if path.name not in ("config.json", "millstream.json") and not path.name.endswith(".index.json"):
             (target / path.name).write_text(path.read_text())
     tensors = {}
     for path in folder.glob("*.safetensors"):
         with safe_open(path, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118
                 parts = name.split(".")
-                if "layers" not in parts or int(parts[parts.index("layers") + 1]) < num_layers:
-                    tensors[name] = opened.get_tensor(name)
+                if num_layers is None or "layers" not in parts or int(parts[parts.index("layers") + 1]) < num_layers:
+                    tensor = opened.get_tensor(name)
+                    tensors[name] = tensor if dtype is None else tensor.to(dtype)
     save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
     return target
 
@@ -179,13 +185,17 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--output", type=Path, help="also add the JSON line to this file")
+    parser.add_argument("--weights", choices=["own", "bfloat16"], default="own")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     proposers = options.proposers.split(",")
-    bench = Bench(options.tokens, options.clock)
-    with TemporaryDirectory() as folder:
-        draft = str(without_last_layers(resolve(MODEL), Path(folder) / "short", 8)) if "draft" in proposers else ""
+    with TemporaryDirectory() as name:
+        model = resolve(MODEL)
+        if options.weights == "bfloat16":
+            model = copied(model, Path(name) / "rounded", dtype=torch.bfloat16)
+        bench = Bench(model, options.tokens, options.clock)
+        draft = str(copied(model, Path(name) / "short", num_layers=8)) if "draft" in proposers else ""
         modes = list(modes_of(bench, proposers, batches, draft))
     for mode in modes:
         bench.run(mode, "json", 1, 1)  # the first touch of memory
@@ -196,7 +206,7 @@ def main() -> int:
                 for mode in modes if turn % 2 == 0 else modes[::-1]:
                     if batch >= 4 or "fixed" not in mode.name:
                         bench.run(mode, task, batch, (2 if batch > 8 else 3) * batch)
-    report = reported(modes, batches, bench.differing, options.clock)
+    report = {"weights": options.weights, **reported(modes, batches, bench.differing, options.clock)}
     for claim, measured, is_met in report["bars"]:
         print(f"{'ok  ' if is_met else 'MISS'} {claim:<70} {measured}")
     line = json.dumps(report)

@@ -8,6 +8,7 @@ store -> consumer -> bridge -> engine thread -> bridge -> publisher -> store
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -50,9 +51,14 @@ async def _serve(
     store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig, queue: QueueSettings | None
 ) -> bool:
     def load() -> LLM:
-        from engine.llm import LLM
+        gc.disable()  # what torch's import makes stays: looking for garbage in it, over and over, is a tenth of a start
+        try:
+            from engine.llm import LLM
 
-        return LLM(settings.model, engine_config)
+            return LLM(settings.model, engine_config)
+        finally:
+            gc.freeze()  # nor is it looked through later
+            gc.enable()
 
     async def open_store() -> RedisJobs:
         return await RedisJobs.connect(store_settings.server_url, settings=queue, kept=store_settings)

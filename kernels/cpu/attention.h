@@ -52,7 +52,9 @@ struct Paged {
 template <int ROWS, typename T>
 __attribute__((noinline)) static void score_rows(const float* q, int head_dim, const T* const* keys, long stride,
                                                  float* scores) {
-    vf sums[ROWS][WIDTH] = {};
+    vf sums[ROWS][WIDTH];
+    for (auto& row : sums)
+        for (vf& sum : row) sum = vf{};
     for (int d = 0; d < head_dim; d++) {
         vf k[WIDTH];
         for (int j = 0; j < WIDTH; j++) k[j] = load(keys[j] + d * stride);
@@ -65,29 +67,33 @@ __attribute__((noinline)) static void score_rows(const float* q, int head_dim, c
         for (int j = 0; j < WIDTH; j++) store(scores + r * KEY_TILE + j * VL, sums[r][j]);
 }
 
-// out[r][0 .. N * VL) += sum_j weights[r][j] * v[j], j ascending over `count` tokens at `value`.
+// Tokens that lie side by side in one block.
+template <typename T>
+struct Stretch {
+    const T* values;
+    int count;
+};
+
+// out[r][0 .. N * VL) += sum_j weights[r][j] * v[j], j ascending over the tokens of all stretches, from `offset` in each value.
 template <int ROWS, int N, typename T>
-__attribute__((noinline)) static void mix_rows(const float* weights, const T* value, long head_dim, int count, float* out) {
+__attribute__((noinline)) static void mix_rows(const float* weights, const Stretch<T>* begin, const Stretch<T>* end,
+                                               long head_dim, long offset, float* out) {
     vf sums[ROWS][N];
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < N; j++) sums[r][j] = load(out + r * head_dim + j * VL);
-    for (int t = 0; t < count; t++) {
-        vf v[N];
-        for (int j = 0; j < N; j++) v[j] = load(value + t * head_dim + j * VL);
-        for (int r = 0; r < ROWS; r++) {
-            const float w = weights[r * KEY_TILE + t];
-            for (int j = 0; j < N; j++) sums[r][j] += w * v[j];
+    for (const Stretch<T>* stretch = begin; stretch < end; stretch++) {
+        const T* value = stretch->values + offset;
+        for (int t = stretch->count; t > 0; t--, value += head_dim, weights++) {
+            vf v[N];
+            for (int j = 0; j < N; j++) v[j] = load(value + j * VL);
+            for (int r = 0; r < ROWS; r++) {
+                const float w = weights[r * KEY_TILE];
+                for (int j = 0; j < N; j++) sums[r][j] += w * v[j];
+            }
         }
     }
     for (int r = 0; r < ROWS; r++)
         for (int j = 0; j < N; j++) store(out + r * head_dim + j * VL, sums[r][j]);
-}
-
-template <int ROWS, typename T>
-inline void mix(const float* weights, const T* value, int head_dim, int count, float* out) {
-    int d = 0;
-    for (; d + WIDTH * VL <= head_dim; d += WIDTH * VL) mix_rows<ROWS, WIDTH>(weights, value + d, head_dim, count, out + d);
-    for (; d < head_dim; d += GROUP) mix_rows<ROWS, GROUP_VECTORS>(weights, value + d, head_dim, count, out + d);
 }
 
 // Calls work(size, first row) for groups of rows: as many of HEAD_ROWS as fit, then of 3, then single ones.
@@ -188,14 +194,21 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
             if (keep != 1.0f)
                 for (int d = 0; d < dim; d++) out[r * dim + d] *= keep;
         }
-        for (int t = 0; t < count;) {  // by runs of tokens that lie in one block
-            const int token = tile + t, run = std::min(count - t, block - token % block);
-            const T* value = pool.v + pool.at(table[token / block], head) + static_cast<long>(token % block) * dim;
-            in_groups(rows, [&](auto group, int r) {
-                mix<group.value>(scores + r * KEY_TILE + t, value, dim, run, out + r * dim);
-            });
-            t += run;
+        Stretch<T> stretches[KEY_TILE], *end = stretches;
+        for (int t = 0; t < count; t += end++->count) {
+            const int token = tile + t;
+            *end = {pool.v + pool.at(table[token / block], head) + static_cast<long>(token % block) * dim,
+                    std::min(count - t, block - token % block)};
         }
+        int d = 0;
+        for (; d + WIDTH * VL <= dim; d += WIDTH * VL)  // few enough numbers to stay in the L1 cache
+            in_groups(rows, [&](auto group, int r) {
+                mix_rows<group.value, WIDTH>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
+            });
+        for (; d < dim; d += GROUP)
+            in_groups(rows, [&](auto group, int r) {
+                mix_rows<group.value, GROUP_VECTORS>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
+            });
     }
     for (int r = 0; r < rows; r++) {
         const float scale = 1.0f / total[r];

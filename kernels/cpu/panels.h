@@ -156,31 +156,43 @@ class Grouped {
     // scale * q + offset == w for the 32 of a group, exactly. The ends of q's range are mostly both in use: so the distance of
     // the extremes tells the scale.
     static bool fit(const float* w, uint16_t* scale, uint16_t* offset, int* q) {
-        const auto [least, most] = std::minmax_element(w, w + WEIGHT_GROUP);
+        vf low = load(w), high = low;
+        for (int i = VL; i < WEIGHT_GROUP; i += VL) {
+            const vf each = load(w + i);
+            low = each < low ? each : low;
+            high = each > high ? each : high;
+        }
+        float least = low[0], most = high[0];
+        for (int i = 1; i < VL; i++) {
+            least = std::min(least, low[i]);
+            most = std::max(most, high[i]);
+        }
         if (BITS == 8) {
             *offset = to_half(0);
-            const float largest = std::max(std::fabs(*least), std::fabs(*most));
+            const float largest = std::max(std::fabs(least), std::fabs(most));
             for (int steps = 127; steps; steps--)
                 if (fits(w, *scale = to_half(largest / steps), *offset, q)) return true;
             return false;
         }
-        const float width = *most - *least;
         for (int steps = 15; steps; steps--)
             for (const bool is_turned : {false, true})
-                if (fits(w, *scale = to_half((is_turned ? -width : width) / steps),
-                         *offset = to_half(is_turned ? *most : *least), q))
+                if (fits(w, *scale = to_half((is_turned ? least - most : most - least) / steps),
+                         *offset = to_half(is_turned ? most : least), q))
                     return true;
         return false;
     }
     static bool fits(const float* w, uint16_t half_scale, uint16_t half_offset, int* q) {
-        const float scale = from_half(half_scale), offset = from_half(half_offset);
-        for (int i = 0; i < WEIGHT_GROUP; i++) {
-            const float steps = scale ? (w[i] - offset) / scale : 0;
-            if (!(steps > (BITS == 8 ? -127.5f : -0.5f) && steps < (BITS == 8 ? 127.5f : 15.5f))) return false;
-            q[i] = static_cast<int>(std::nearbyint(steps));
-            if (std::fma(static_cast<float>(q[i]), scale, offset) != w[i]) return false;
+        constexpr float TO_NEAREST = 12582912;  // 1.5 * 2^23, where floats are integers
+        constexpr float FIRST = BITS == 8 ? -127 : 0, LAST = BITS == 8 ? 127 : 15;
+        const float scale = from_half(half_scale), offset = from_half(half_offset), inverse = scale ? 1 / scale : 0;
+        vi is_wrong{};
+        for (int i = 0; i < WEIGHT_GROUP; i += VL) {
+            const vf each = load(w + i), nearest = as_is((each - offset) * inverse + TO_NEAREST) - TO_NEAREST;
+            is_wrong |= ~((nearest >= FIRST) & (nearest <= LAST) & (nearest * scale + offset == each));
+            const vi steps = __builtin_convertvector(nearest, vi);
+            std::memcpy(q + i, &steps, sizeof steps);
         }
-        return true;
+        return !fold(is_wrong, [](vi a, vi b) { return a | b; });
     }
 
     const uint8_t* at;
