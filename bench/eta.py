@@ -27,10 +27,10 @@ from typing import Any
 import httpx
 
 from bench.chaos.process import Process
-from bench.chaos.site import free_port
 from bench.machine import machine
 from engine.config import EngineConfig
 from infra.embedded import EmbeddedServer
+from infra.ports import free_port
 from infra.settings import GatewaySettings, StoreSettings, WorkerSettings
 from millstream.environment import environment_of
 

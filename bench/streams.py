@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.chaos.process import Process
-from bench.chaos.site import free_port
 from bench.commands import counted
 from bench.eta import Site, site
 from bench.machine import machine
 from engine.config import EngineConfig
 from infra.contracts import ModelCard
 from infra.jobs import RedisJobs
+from infra.ports import free_port
 from infra.settings import GatewaySettings, WorkerSettings
 
 SUBMIT_BAR_MS, FIRST_EVENT_BAR_MS, COMMANDS_BAR = 0.5, 10.0, 0.05

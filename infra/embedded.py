@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from types import TracebackType
 import redis
 
 from infra.errors import StoreUnavailable, StoreUnsuitable
+from infra.ports import free_port
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -108,7 +108,7 @@ class EmbeddedServer:
         self._take_lock()
         try:
             for _ in range(_NUM_PORT_TRIES):
-                address = self._address or (_free_port(), self._password or secrets.token_urlsafe(24))
+                address = self._address or (free_port(), self._password or secrets.token_urlsafe(24))
                 self._address = address if self._try_start(*address) else None
                 if self._address is not None:
                     return self.url
@@ -229,8 +229,3 @@ appendfsync everysec
 save ""
 maxmemory-policy noeviction
 """
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

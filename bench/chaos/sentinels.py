@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import redis
 
 from bench.chaos.process import ChaosFailed
-from bench.chaos.site import free_port
 from infra.embedded import EmbeddedServer
+from infra.ports import free_port
 from millstream.tether import VARIABLE as TETHER
 
 SERVICE = "millstream"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ import redis.asyncio
 from bench.chaos.process import ChaosFailed, Process
 from engine.config import EngineConfig
 from infra.embedded import EmbeddedServer
+from infra.ports import free_port
 from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
 from millstream.environment import environment_of
 
@@ -180,9 +180,3 @@ async def site(
                 made.end()
     finally:
         server.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port

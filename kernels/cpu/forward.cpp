@@ -84,6 +84,12 @@ void columns(Factor& in, const Matrix& matrix, float* out, long out_stride, Rang
     });
 }
 
+// Rows that a phase works on, and those of them that this member does where it takes whole rows.
+struct Rows {
+    int count;
+    Range mine;
+};
+
 // A piece of attention: some queries of one row, all heads of one KV head.
 struct Task {
     int row, head, begin, end;  // tokens [begin, end)
@@ -147,28 +153,44 @@ class Decoder {
             const float* from = m.embedding + static_cast<long>(batch.token_ids[t]) * m.hidden;
             for (int i = 0; i < m.hidden; i++) hidden_of(t)[i] = from[i] * m.embedding_scale;
         }
+        const Rows all{batch.num_tokens, tokens}, wanted{batch.num_logits, share(batch.num_logits, member, team.size())};
         for (int l = 0; l < m.num_layers; l++) {
             attention(batch, l, member, tokens, watch);
-            mlp(batch, layers[l], member, tokens, watch);
+            const bool is_last = l == m.num_layers - 1;
+            if (is_last) keep_wanted(batch, member);
+            attention_out(layers[l], member, is_last ? wanted : all, watch);
+            mlp(layers[l], member, is_last ? wanted : all, watch);
         }
         team.barrier();
-        const Range wanted = share(batch.num_logits, member, team.size());
-        for (int i = wanted.begin; i < wanted.end; i++) norm(batch.logit_places[i], m.final_norm, i);
+        for (int i = wanted.mine.begin; i < wanted.mine.end; i++) norm(i, m.final_norm);
         team.barrier();
         watch.lap(NORMS);
         product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, m.vocab, member);
         watch.lap(HEAD);
     }
 
-    // Row `to` of the next product's left factor.
-    void norm(int t, const float* weight, int to) {
-        rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, normed.row(to));
-        if (m.is_coded) normed.codes.write(to, normed.row(to));
+    // A row of the next product's left factor.
+    void norm(int t, const float* weight) {
+        rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, normed.row(t));
+        if (m.is_coded) normed.codes.write(t, normed.row(t));
+    }
+
+    // Behind the last attention nothing but logits follows: the rows that have some move to the front, and the others' work
+    // ends here.
+    void keep_wanted(const Batch& batch, int member) {
+        if (batch.num_logits == batch.num_tokens) return;
+        if (member == 0)
+            for (int i = 0; i < batch.num_logits; i++) {  // places ascend, so none is written before it is read
+                const int place = batch.logit_places[i];
+                std::memmove(hidden_of(i), hidden_of(place), sizeof(float) * m.hidden);
+                std::memmove(mixed.row(i), mixed.row(place), sizeof(float) * q_size());
+            }
+        team.barrier();
     }
 
     void attention(const Batch& batch, int l, int member, Range tokens, Stopwatch& watch) {
         const Layer& layer = layers[l];
-        for (int t = tokens.begin; t < tokens.end; t++) norm(t, layer.attention_norm, t);
+        for (int t = tokens.begin; t < tokens.end; t++) norm(t, layer.attention_norm);
         team.barrier();
         watch.lap(NORMS);
         product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, q_size() + 2 * kv_size(),
@@ -192,18 +214,21 @@ class Decoder {
         for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
             batch.is_kv_coded ? attend_to<int8_t>(batch, l, tasks[i]) : attend_to<float>(batch, l, tasks[i]);
         team.barrier();
+        watch.lap(ATTENTION);
+    }
+
+    void attention_out(const Layer& layer, int member, Rows rows, Stopwatch& watch) {
         if (m.is_coded) {
-            for (int t = tokens.begin; t < tokens.end; t++) mixed.codes.write(t, mixed.row(t));
+            for (int t = rows.mine.begin; t < rows.mine.end; t++) mixed.codes.write(t, mixed.row(t));
             team.barrier();
         }
         watch.lap(ATTENTION);
-        product(mixed, layer.attention_out, projected.data(), hidden_stride(), batch.num_tokens, q_size(), m.hidden,
-                member);
+        product(mixed, layer.attention_out, projected.data(), hidden_stride(), rows.count, q_size(), m.hidden, member);
         team.barrier();
         watch.lap(ATTENTION_OUT);
-        for (int t = tokens.begin; t < tokens.end; t++) {
+        for (int t = rows.mine.begin; t < rows.mine.end; t++) {
             add(t, layer.attention_post_norm);
-            norm(t, layer.mlp_norm, t);
+            norm(t, layer.mlp_norm);
         }
     }
 
@@ -270,14 +295,14 @@ class Decoder {
 
     // A panel of gate and its panel of up are made for some rows at a time, and their product at once, while all of it
     // is in the L1 cache.
-    void mlp(const Batch& batch, const Layer& layer, int member, Range tokens, Stopwatch& watch) {
+    void mlp(const Layer& layer, int member, Rows all, Stopwatch& watch) {
         team.barrier();
         watch.lap(NORMS);
         alignas(64) float both[BLOCK_ROWS][2 * PANEL];
         const int num_panels = inner() / PANEL;
         const Range mine = share(num_panels, member, team.size());  // of gate, and the same of up
-        for (int t0 = 0; t0 < batch.num_tokens; t0 += BLOCK_ROWS) {
-            const Range rows{t0, std::min(batch.num_tokens, t0 + BLOCK_ROWS)};
+        for (int t0 = 0; t0 < all.count; t0 += BLOCK_ROWS) {
+            const Range rows{t0, std::min(all.count, t0 + BLOCK_ROWS)};
             for (int p = mine.begin; p < mine.end; p++) {
                 columns(normed, from_panel(layer.gate_up, p, m.hidden), both[0], 2 * PANEL, rows, m.hidden, {0, 1});
                 columns(normed, from_panel(layer.gate_up, num_panels + p, m.hidden), both[0] + PANEL, 2 * PANEL, rows,
@@ -294,11 +319,10 @@ class Decoder {
         }
         team.barrier();
         watch.lap(GATE_UP);
-        product(gated, layer.down, projected.data(), hidden_stride(), batch.num_tokens, m.intermediate, m.hidden,
-                member);
+        product(gated, layer.down, projected.data(), hidden_stride(), all.count, m.intermediate, m.hidden, member);
         team.barrier();
         watch.lap(DOWN);
-        for (int t = tokens.begin; t < tokens.end; t++) add(t, layer.mlp_post_norm);
+        for (int t = all.mine.begin; t < all.mine.end; t++) add(t, layer.mlp_post_norm);
     }
 
     // This member's share of out = in @ matrix.

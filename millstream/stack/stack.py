@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from typing import Self
 import httpx
 
 from engine.config import EngineConfig
+from infra.ports import free_port
 from infra.settings import (
     DispatcherSettings,
     GatewaySettings,
@@ -109,7 +109,7 @@ class Stack:
         """Starts everything and returns when it is ready to serve. Raises StackFailed with the reason."""
         began = time.monotonic()
         if self.gateway.port == 0:
-            self.gateway = replace(self.gateway, port=_free_port(self.gateway.host))
+            self.gateway = replace(self.gateway, port=free_port(self.gateway.host))
         self._serve_store()
         for spec in self._specs():
             child = Child(spec, self._log)
@@ -228,12 +228,3 @@ def _last_words(child: Child) -> str:
     """The last line it printed, which with our processes is the reason."""
     lines = [line for line in child.tail if line.strip()]
     return lines[-1].removeprefix("millstream: ") if lines else "it printed nothing"
-
-
-def _free_port(host: str) -> int:
-    """A port that nobody listens on. Chosen here, once, so that a restarted gateway keeps its address."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from infra.ports import free_port
 from tests.chart.chart_render import Helm, Manifest, container, environment
 
 ALIAS = "stand-in"
@@ -31,16 +31,11 @@ PORTS = {
 }
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 class Pod:
     """A container of the chart as a process of this machine."""
 
     def __init__(self, box: Manifest, here: dict[str, str], log: Path) -> None:
-        self.box, self.log, self.port = box, log, _free_port()
+        self.box, self.log, self.port = box, log, free_port()
         variables = {name: value for name, value in environment(box).items() if name.startswith("MILLSTREAM_")}
         moved = PORTS & set(variables)
         said = {name: value for name, value in variables.items() if isinstance(value, str)} | here

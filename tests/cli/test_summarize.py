@@ -168,13 +168,13 @@ def test_summaries_are_streamed_as_they_are_written(stack: Stack) -> None:
         ended, recorder, session = follow(
             client, [Document("a", "a.txt", text=LONG), Document("b", "b.txt", text=SHORT)]
         )
+        totals = session.totals()
     assert sorted(recorder.ends) == ["0", "1"]
     for document in ended:
         pieces = recorder.pieces[document.id]
         assert len(pieces) > 1
         assert str(document.summary).startswith("".join(pieces).strip())
     assert recorder.counts["a.txt"] == sorted(recorder.counts["a.txt"])
-    totals = session.totals()
     assert totals.coverage == 1.0
     assert totals.num_bytes == len(LONG.encode()) + len(SHORT.encode())
     assert totals.num_chunks == sum(document.num_chunks or 0 for document in ended)

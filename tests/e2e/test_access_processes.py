@@ -16,11 +16,12 @@ from bench.chaos.endpoint import endpoint
 from bench.chaos.site import ENGINE, Site
 from infra.access import ACCESS, acl_line, user_of
 from infra.embedded import EmbeddedServer
+from infra.ports import free_port
 from infra.settings import DispatcherSettings, GatewaySettings, PipelineSettings, WorkerSettings
 from millstream.cli import main
 from tests.infra.certificates import make_certificates
 from tests.infra.test_access import set_user
-from tests.infra.test_tls import binary_with_tls, free_port
+from tests.infra.test_tls import binary_with_tls
 
 PROCESSES = {
     GatewaySettings: "gateway",

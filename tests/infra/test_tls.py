@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from bench.chaos.clusters import clustered
 from infra.embedded import EmbeddedServer
 from infra.errors import StoreUnavailable, StoreUnsuitable
 from infra.jobs import RedisJobs
+from infra.ports import free_port
 from tests.conftest import skip_or_fail
 from tests.infra.certificates import Certificates, make_certificates
 from tests.infra.jobs_for_tests import ALIAS, claimed, submitted, success
@@ -29,11 +29,6 @@ def binary_with_tls() -> Path:
             "no redis-server on PATH, and the bundled server has no TLS; on Debian: apt-get install redis-server"
         )
     return Path(str(found))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -10,13 +10,9 @@ import httpx
 import pytest
 
 from infra.memory import MemoryJobs
+from infra.ports import free_port
 from tests.worker.worker_aids import Faults, FaultyStore
 from worker.health import CannotListen, health_served
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 async def test_it_lives_without_its_store_and_is_not_ready_then() -> None:

@@ -6,14 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine import LLM
+from infra.ports import free_port
 from tests.worker.worker_aids import ENGINE, SETTINGS, Backend, serving, submit, the_end, until, until_running
 from worker.metrics import Metrics, MetricsPortTaken
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def scraped(text: str) -> dict[str, float]:
