@@ -91,7 +91,7 @@ def gates(result: Result) -> str:
         verdict = "passes" if loss["passes"] else "fails"
         lost = f"{loss['loss']['int8']:+.2%} from float32's (at most {loss['allowed']:.0%})"
         told.append(f"int8's perplexity is {lost}: {verdict}.")
-    return " ".join(told)
+    return " ".join(dict.fromkeys(told))  # each once, though every round says it
 
 
 def coldstart(result: Result) -> str:
