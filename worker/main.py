@@ -51,7 +51,7 @@ async def _serve(
     store_settings: StoreSettings, settings: WorkerSettings, engine_config: EngineConfig, queue: QueueSettings | None
 ) -> bool:
     def load() -> LLM:
-        gc.disable()  # what torch's import makes stays: looking for garbage in it, over and over, is a tenth of a start
+        gc.disable()  # what torch's import makes stays; looking for garbage in it, over and over, only takes time
         try:
             from engine.llm import LLM
 

@@ -39,34 +39,27 @@ constexpr int LANE = 2, WEIGHT_ZERO = 0;
 using WideCode = int16_t;
 inline vi start_sum(int32_t) { return vi{}; }
 typedef int16_t vs __attribute__((vector_size(VL * 4)));
-using Sum4 = vs;  // as_is below: two sums must not be drawn together, or products would wait for each other in memory
+using Sum4 = vs;
 #if defined(__AVX512BW__)
-inline vi load_weights(const uint8_t* p) {
-    return reinterpret_cast<vi>(_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-}
-inline vi add_dot(vi sum, vi weights, vi codes) {
-    return sum + reinterpret_cast<vi>(_mm512_madd_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(codes)));
-}
-inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) {
-    return as_is(sum + reinterpret_cast<vs>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(weights), reinterpret_cast<__m512i>(codes))));
-}
-inline vi whole_sum(Sum4 sum) {
-    return reinterpret_cast<vi>(_mm512_madd_epi16(reinterpret_cast<__m512i>(sum), _mm512_set1_epi16(1)));
-}
+typedef __m512i vq;
+inline vq widened(const uint8_t* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline vq pairs(vq a, vq b) { return _mm512_madd_epi16(a, b); }
+inline vq byte_pairs(vq a, vq b) { return _mm512_maddubs_epi16(a, b); }
 #else
-inline vi load_weights(const uint8_t* p) {
-    return reinterpret_cast<vi>(_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-inline vi add_dot(vi sum, vi weights, vi codes) {
-    return sum + reinterpret_cast<vi>(_mm256_madd_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(codes)));
-}
-inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) {
-    return as_is(sum + reinterpret_cast<vs>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(weights), reinterpret_cast<__m256i>(codes))));
-}
-inline vi whole_sum(Sum4 sum) {
-    return reinterpret_cast<vi>(_mm256_madd_epi16(reinterpret_cast<__m256i>(sum), _mm256_set1_epi16(1)));
-}
+typedef __m256i vq;
+inline vq widened(const uint8_t* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline vq pairs(vq a, vq b) { return _mm256_madd_epi16(a, b); }
+inline vq byte_pairs(vq a, vq b) { return _mm256_maddubs_epi16(a, b); }
 #endif
+inline vi load_weights(const uint8_t* p) { return reinterpret_cast<vi>(widened(p)); }
+inline vi add_dot(vi sum, vi weights, vi codes) {
+    return sum + reinterpret_cast<vi>(pairs(reinterpret_cast<vq>(weights), reinterpret_cast<vq>(codes)));
+}
+// as_is: two sums must not be drawn together, or products would wait for each other in memory.
+inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) {
+    return as_is(sum + reinterpret_cast<vs>(byte_pairs(reinterpret_cast<vq>(weights), reinterpret_cast<vq>(codes))));
+}
+inline vi whole_sum(Sum4 sum) { return reinterpret_cast<vi>(pairs(reinterpret_cast<vq>(sum), reinterpret_cast<vq>(vs{} + 1))); }
 
 #else
 

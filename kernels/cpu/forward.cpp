@@ -394,8 +394,8 @@ void ms_rivals(const float* logits, long stride, int rows, int vocab, const Draw
 
 // Work at the processor's limits on the caller's thread; each returns its operations or bytes.
 double ms_multiply_floats(long rounds, float* sink) { return multiply_floats(rounds, sink); }
-double ms_multiply_codes(long rounds, float* sink) { return multiply_codes(rounds, sink); }
-double ms_multiply_codes4(long rounds, float* sink) { return multiply_codes4(rounds, sink); }
+double ms_multiply_codes(long rounds, float* sink) { return multiply_codes<vi>(rounds, LANE, add_dot, sink); }
+double ms_multiply_codes4(long rounds, float* sink) { return multiply_codes<Sum4>(rounds, 4, add_dot4, sink); }
 double ms_read_bytes(const uint8_t* bytes, long count, float* sink) { return read_bytes(bytes, count, sink); }
 
 }  // extern "C"

@@ -30,7 +30,7 @@ constexpr int CODE_BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the
 class Weights8 {
   public:
     static constexpr int GROUP_BYTES = CODE_GROUP * STRIP;
-    Weights8(const uint8_t* strip, const float* scales) : at_(strip), scales_(scales) {}
+    Weights8(const uint8_t* strip, const float* scales, int column) : at_(strip), scales_(scales + column) {}
 
     // sums += dots of a group of `ROWS` rows from `row` on; `to_next` bytes from one strip to the next.
     template <int ROWS, int N>
@@ -68,7 +68,7 @@ class Weights8 {
 class Weights4 {
   public:
     static constexpr int GROUP_BYTES = Grouped<4>::GROUP_BYTES;
-    Weights4(const uint8_t* strip, const float*) : at_(strip) {}
+    Weights4(const uint8_t* strip, const float*, int) : at_(strip) {}
 
     template <int ROWS, int N>
     void add_group(const Codes& x, long row, int g, long to_next, vf (*totals)[N]) const {
@@ -143,7 +143,7 @@ inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* scal
     for (int m0 = row_begin; m0 < row_end; m0 += CODE_BLOCK_ROWS) {
         const int m1 = std::min(row_end, m0 + CODE_BLOCK_ROWS);
         for (int s = panel_begin * STRIPS; s < panel_end * STRIPS; s += at_once) {
-            const Weights weights(packed + static_cast<long>(s) * x.groups() * Weights::GROUP_BYTES, scales + s * STRIP);
+            const Weights weights(packed + static_cast<long>(s) * x.groups() * Weights::GROUP_BYTES, scales, s * STRIP);
             const auto to = [&](int m) { return y + s * STRIP + (m - row_begin) * y_stride; };
             int m = m0;
             if (at_once > 1) {

@@ -5,8 +5,8 @@
 // kept in fewer bytes than their own, because a decode step takes as long as it takes to read them:
 //
 //   Halves      the upper half of each float, the lower being zero: a checkpoint in bfloat16
-//   Grouped<8>  w = scale * q + offset, 32 k of a column having one scale and offset, both of half precision; q in -127 .. 127,
-//               offset 0: GGUF's Q8_0
+//   Grouped<8>  w = scale * q + offset, 32 k of a column having one scale and offset, both of half precision;
+//               q in -127 .. 127, offset 0: GGUF's Q8_0
 //   Grouped<4>  the same with q in 0 .. 15 and any offset: GGUF's Q4_0 and Q4_1
 //   Floats      any other
 //
@@ -98,9 +98,9 @@ class Halves {
     const uint16_t* at;
 };
 
-// A group of a strip: scales [STRIP], offsets [STRIP] in half precision, then q by lanes of four bytes, [STRIP][4] for some k: four in 8 bits,
-// eight in 4 bits, whose low halves are the first four k and whose high halves the last four. Products of integers
-// (matmul_int8.h) want them so.
+// A group of a strip: scales [STRIP], offsets [STRIP] in half precision, then q by lanes of four bytes, [STRIP][4] for some
+// k: four in 8 bits, eight in 4 bits, whose low halves are the first four k and whose high halves the last four. Products of
+// integers (matmul_int8.h) want them so.
 template <int BITS>
 class Grouped {
   public:

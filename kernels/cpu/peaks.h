@@ -20,31 +20,19 @@ inline double multiply_floats(long rounds, float* sink) {
     return 2.0 * rounds * PEAK_SUMS * VL;
 }
 
-inline double multiply_codes(long rounds, float* sink) {
-    vi sums[PEAK_SUMS] = {};
+// Of sums that `add` adds to, with codes of int8: `lane` products in a lane each.
+template <typename Sum, typename Add>
+inline double multiply_codes(long rounds, int lane, Add add, float* sink) {
+    Sum sums[PEAK_SUMS] = {};
     const vi codes = splat(0x01020304);
     vi weights = splat(static_cast<int32_t>(*sink) + 0x01020304);
     for (long round = 0; round < rounds; round++)
-        for (vi& sum : sums) {
+        for (Sum& sum : sums) {
             weights = as_is(weights);
-            sum = add_dot(sum, weights, codes);
+            sum = add(sum, weights, codes);
         }
-    for (const vi& sum : sums) *sink += sum[0];
-    return 2.0 * rounds * PEAK_SUMS * VL * LANE;
-}
-
-// The same with weights of 4 bits.
-inline double multiply_codes4(long rounds, float* sink) {
-    Sum4 sums[PEAK_SUMS] = {};
-    const vi codes = splat(0x01020304);
-    vi weights = splat(static_cast<int32_t>(*sink) + 0x01020304);
-    for (long round = 0; round < rounds; round++)
-        for (Sum4& sum : sums) {
-            weights = as_is(weights);
-            sum = add_dot4(sum, weights, codes);
-        }
-    for (const Sum4& sum : sums) *sink += whole_sum(sum)[0];
-    return 2.0 * rounds * PEAK_SUMS * VL * 4;
+    for (const Sum& sum : sums) *sink += sum[0];
+    return 2.0 * rounds * PEAK_SUMS * VL * lane;
 }
 
 inline double read_bytes(const uint8_t* bytes, long count, float* sink) {

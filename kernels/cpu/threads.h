@@ -1,10 +1,9 @@
 // A team of threads that runs one function after another without being put to sleep in between.
 //
 // A forward is a chain of some hundred short phases; waking a sleeping thread costs as much as a phase. So the members
-// spin while a forward runs and for as long afterwards as the next step of a busy engine takes to come; then they sleep.
+// spin while a forward runs, and sleep between forwards.
 #pragma once
 #include <atomic>
-#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -40,11 +39,11 @@ class Team {
     // Inside, `barrier()` lines the members up.
     void run(const std::function<void(int)>& work) {
         if (size_ == 1) return work(0);
-        work_ = &work;
-        done_.store(0, std::memory_order_relaxed);
         {
-            std::lock_guard<std::mutex> guard(mutex_);  // a member either sees the round before it sleeps, or is woken
-            round_.fetch_add(1, std::memory_order_release);
+            std::lock_guard<std::mutex> guard(mutex_);
+            work_ = &work;
+            done_.store(0, std::memory_order_relaxed);
+            round_++;
         }
         wake_.notify_all();
         work(0);
@@ -64,7 +63,6 @@ class Team {
 
   private:
     static constexpr int MAX_SPINS = 4000;  // about 50 us
-    static constexpr std::chrono::milliseconds PATIENCE{3};
 
     template <typename Condition>
     static void wait_until(Condition condition) {
@@ -77,17 +75,17 @@ class Team {
         }
     }
     void member(int index) {
-        for (long seen = 0;;) {
-            const auto is_due = [&] { return round_.load(std::memory_order_acquire) != seen; };
-            const auto patient_until = std::chrono::steady_clock::now() + PATIENCE;
-            while (!is_due() && std::chrono::steady_clock::now() < patient_until) std::this_thread::yield();
-            if (!is_due()) {
+        long seen = 0;
+        for (;;) {
+            const std::function<void(int)>* work;
+            {
                 std::unique_lock<std::mutex> lock(mutex_);
-                wake_.wait(lock, [&] { return stop_ || is_due(); });
+                wake_.wait(lock, [&] { return stop_ || round_ != seen; });
                 if (stop_) return;
+                seen = round_;
+                work = work_;
             }
-            seen++;
-            (*work_)(index);
+            (*work)(index);
             done_.fetch_add(1, std::memory_order_release);
         }
     }
@@ -97,8 +95,8 @@ class Team {
     std::mutex mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* work_ = nullptr;
+    long round_ = 0;
     bool stop_ = false;
-    std::atomic<long> round_{0};
     std::atomic<int> done_{0}, arrived_{0}, phase_{0};
 };
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from infra.embedded import server_binary
+from infra.ports import free_port
 from tests.chart.chart_render import Helm, Manifest, find, load_values, of_kind
 
 NO_RETRY = Retry(NoBackoff(), 0)
@@ -34,8 +34,7 @@ def _arguments(manifests: list[Manifest], folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _running(arguments: list[str], password: str, log: Path) -> Iterator[redis.Redis]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with log.open("ab") as output:
         command = [str(server_binary()), *arguments, "--port", str(port), "--bind", "127.0.0.1"]
         process = subprocess.Popen(command, stdout=output, stderr=output)

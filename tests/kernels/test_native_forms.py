@@ -5,27 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cpu.build import BuildUnavailable, Variant, usable_variants
 from kernels.cpu.library import Form, Library, Matrix
 from kernels.quant_matmul.reference import coded_products
-from tests.conftest import skip_or_fail
 
 SHAPES = [(32, 33), (576, 96), (1536, 64), (608, 40)]  # inputs, outputs: 608 are more than one block of k
 ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31, 97, 200]
-PORTABLE = "-DMS_PORTABLE_DOT"
-
-
-@pytest.fixture(scope="session")
-def libraries() -> list[Library]:
-    variants = usable_variants()
-    if not variants:
-        skip_or_fail("this processor has none of AVX2, AVX-512 and NEON")
-    plain = Variant(f"{variants[-1].name}-plain", variants[-1].needs, (*variants[-1].flags, PORTABLE))
-    try:
-        return [Library(variant) for variant in (*variants, plain)]
-    except BuildUnavailable as error:
-        skip_or_fail(str(error))
-        raise
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:

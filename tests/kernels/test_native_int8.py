@@ -6,29 +6,12 @@ import pytest
 import torch
 
 from kernels.cpu import library
-from kernels.cpu.build import BuildUnavailable, Variant, usable_variants
 from kernels.cpu.library import Library, Matrix
 from kernels.quant_matmul.reference import coded_products
 from kernels.quant_matmul.weights import QuantizedWeight, dequantize, quantize_int8
-from tests.conftest import skip_or_fail
 
-PORTABLE = "-DMS_PORTABLE_DOT"  # the product in plain C++, which a processor without a dot product of bytes takes
 SHAPES = [(64, 32), (576, 96), (100, 40), (1536, 64), (4096, 33)]  # inputs, outputs
 ROWS = [1, 2, 3, 5, 12, 13, 200]
-
-
-@pytest.fixture(scope="session")
-def libraries() -> list[Library]:
-    """Every variant that this processor runs, and the plain one."""
-    variants = usable_variants()
-    if not variants:
-        skip_or_fail("this processor has none of AVX2, AVX-512 and NEON")
-    plain = Variant(f"{variants[-1].name}-plain", variants[-1].needs, (*variants[-1].flags, PORTABLE))
-    try:
-        return [Library(variant) for variant in (*variants, plain)]
-    except BuildUnavailable as error:
-        skip_or_fail(str(error))
-        raise
 
 
 def activations(rows: int, num_inputs: int, seed: int = 0) -> torch.Tensor:
