@@ -22,14 +22,18 @@ namespace ms {
 constexpr int KEY_TILE = 64;                     // tokens
 constexpr int GROUPS = KEY_TILE / GROUP;         // 4
 constexpr int GROUP_VECTORS = GROUP / VL;
-constexpr int WIDTH = 4;  // vectors of a row that are summed at once
-#if defined(__AVX512F__)
-constexpr int HEAD_ROWS = 6;  // query rows at once: 24 sums
-#else
-constexpr int HEAD_ROWS = 3;  // 12 sums
-#endif
 constexpr int MAX_HEAD_DIM = 256;
 constexpr int QUERY_ROWS = 48;  // rows (queries x heads of a group) of one task
+static_assert(QUERY_ROWS % VL == 0);
+
+// Query rows, and vectors of each, that are summed at once: as many sums as registers hold beside what they take. Of prompts,
+// rows enough for a broad group of them; of a decode, mostly one of three.
+constexpr int BROAD_ROWS = 6, NARROW_ROWS = 3, NARROW_WIDTH = 4;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+constexpr int BROAD_WIDTH = 2;  // 12 of 16
+#else
+constexpr int BROAD_WIDTH = 4;  // 24 of 32
+#endif
 
 constexpr int SCALE_BYTES = 4;
 
@@ -49,7 +53,7 @@ struct Paged {
 
 // scores[r][0 .. WIDTH * VL) = q[r] . k of so many tokens: a pointer for each vector of them, `stride` numbers from d to d + 1.
 // Neither this nor mix_rows is inlined, as matmul.h's tile.
-template <int ROWS, typename T>
+template <int ROWS, int WIDTH, typename T>
 __attribute__((noinline)) static void score_rows(const float* q, int head_dim, const T* const* keys, long stride,
                                                  float* scores) {
     vf sums[ROWS][WIDTH];
@@ -96,15 +100,72 @@ __attribute__((noinline)) static void mix_rows(const float* weights, const Stret
         for (int j = 0; j < N; j++) store(out + r * head_dim + j * VL, sums[r][j]);
 }
 
-// Calls work(size, first row) for groups of rows: as many of HEAD_ROWS as fit, then of 3, then single ones.
+// Calls work(rows of a call, vectors of a call, first row, end) for as many broad groups of rows as fit, then narrow ones, then
+// single rows.
 template <typename Work>
 inline void in_groups(int rows, Work work) {
-    int r = 0;
-    for (; r + HEAD_ROWS <= rows; r += HEAD_ROWS) work(std::integral_constant<int, HEAD_ROWS>{}, r);
-    if constexpr (HEAD_ROWS > 3)
-        for (; r + 3 <= rows; r += 3) work(std::integral_constant<int, 3>{}, r);
-    for (; r < rows; r++) work(std::integral_constant<int, 1>{}, r);
+    const int broad = rows / BROAD_ROWS * BROAD_ROWS, narrow = broad + (rows - broad) / NARROW_ROWS * NARROW_ROWS;
+    using std::integral_constant;
+    if (broad) work(integral_constant<int, BROAD_ROWS>{}, integral_constant<int, BROAD_WIDTH>{}, 0, broad);
+    if (broad < narrow) work(integral_constant<int, NARROW_ROWS>{}, integral_constant<int, NARROW_WIDTH>{}, broad, narrow);
+    if (narrow < rows) work(integral_constant<int, 1>{}, integral_constant<int, NARROW_WIDTH>{}, narrow, rows);
 }
+
+// The softmax of some query rows over the tiles so far.
+struct Softmax {
+    float top[QUERY_ROWS], total[QUERY_ROWS];  // the largest score, the sum of exp(score - top)
+    float keep[QUERY_ROWS];                    // what the last tile left of earlier weights, and of what they have mixed
+
+    explicit Softmax(int rows) {
+        std::fill(top, top + rows, -std::numeric_limits<float>::infinity());
+        std::fill(total, total + rows, 0.0f);
+        std::fill(keep, keep + QUERY_ROWS, 0.0f);
+    }
+
+    // Scores [rows][KEY_TILE] become weights; each row sees the tile's tokens [begin(row), end(row)), all others weigh 0. Each
+    // step is taken for all rows before the next, so that they do not wait for a row's own chain of steps.
+    template <typename Begin, typename End>
+    void weigh(float* scores, int rows, float softcap, const float* key_scales, const float* value_scales, Begin begin, End end) {
+        for (int r = 0; r < rows; r++) {
+            float* s = scores + r * KEY_TILE;
+            const int from = begin(r), to = end(r), padded = whole_groups(from, to);
+            const float before = top[r];
+            if (padded) {
+                if (key_scales)
+                    for (int j = 0; j < padded; j += VL) store(s + j, load(s + j) * load(key_scales + j));
+                if (softcap > 0)
+                    for (int j = 0; j < padded; j += VL) store(s + j, softcap * tanh(load(s + j) / softcap));
+                std::fill(s, s + from, -std::numeric_limits<float>::infinity());
+                std::fill(s + to, s + padded, -std::numeric_limits<float>::infinity());
+                vf most = load(s);
+                for (int j = VL; j < padded; j += VL) most = larger(load(s + j), most);
+                top[r] = std::max(before, fold(most, larger));
+            }
+            keep[r] = top[r] > before ? before - top[r] : 0.0f;
+        }
+        for (int r = 0; r < rows; r += VL) store(keep + r, exp(load(keep + r)));
+        for (int r = 0; r < rows; r++) {
+            float* s = scores + r * KEY_TILE;
+            const int padded = whole_groups(begin(r), end(r));
+            std::fill(s + padded, s + KEY_TILE, 0.0f);
+            vf sums[GROUP_VECTORS] = {};
+            for (int group = 0; group < padded; group += GROUP)
+                for (int v = 0; v < GROUP_VECTORS; v++) {
+                    const int j = group + v * VL;
+                    const vf weight = exp(load(s + j) - top[r]);
+                    store(s + j, value_scales ? weight * load(value_scales + j) : weight);
+                    sums[v] += weight;
+                }
+            for (int width = GROUP_VECTORS / 2; width; width /= 2)
+                for (int v = 0; v < width; v++) sums[v] += sums[v + width];
+            total[r] = total[r] * keep[r] + fold(sums[0], [](vf a, vf b) { return a + b; });
+        }
+    }
+
+  private:
+    // Tokens whose scores are looked at: up to the last that is seen, in whole groups; none where none is seen.
+    static int whole_groups(int from, int to) { return from < to ? (to + GROUP - 1) / GROUP * GROUP : 0; }
+};
 
 // All query rows of one task: `rows` of them, row r at position position[r], in q [rows][head_dim] (scaled already).
 // `out` [rows][head_dim]. `table` are the sequence's blocks. window 0: all earlier tokens; softcap 0: none.
@@ -115,11 +176,9 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
     alignas(64) float scores[QUERY_ROWS * KEY_TILE];
     alignas(64) float key_scales[KEY_TILE] = {}, value_scales[KEY_TILE] = {};  // int8 only
     alignas(64) T gathered[GROUPS][MAX_HEAD_DIM * GROUP];  // small blocks only: a group of keys side by side
-    float top[QUERY_ROWS], total[QUERY_ROWS];
+    Softmax softmax(rows);
     int first = std::numeric_limits<int>::max(), last = 0;
     for (int r = 0; r < rows; r++) {
-        top[r] = -std::numeric_limits<float>::infinity();
-        total[r] = 0;
         first = std::min(first, window ? std::max(0, position[r] - window + 1) : 0);
         last = std::max(last, position[r]);
     }
@@ -150,68 +209,39 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
                 key_scales[t] = pool.scales(pool.k + part)[token % block];
                 value_scales[t] = pool.scales(pool.v + part)[token % block];
             }
-        for (int first = 0; first * VL < count; first += WIDTH) {  // few enough keys to stay in the L1 cache
-            const T* keys[WIDTH];
-            for (int j = 0; j < WIDTH; j++) keys[j] = key[(first + j) / GROUP_VECTORS] + (first + j) % GROUP_VECTORS * VL;
-            in_groups(rows, [&](auto group, int r) {
-                score_rows<group.value>(q + r * dim, dim, keys, stride, scores + r * KEY_TILE + first * VL);
-            });
-        }
-        for (int r = 0; r < rows; r++) {
-            float* s = scores + r * KEY_TILE;
-            const int seen = std::min(KEY_TILE, position[r] + 1 - tile);  // tokens of the tile up to the query's own
-            const int unseen = window ? std::max(0, position[r] + 1 - window - tile) : 0;
-            if (seen <= unseen) {
-                std::memset(s, 0, sizeof(float) * KEY_TILE);
-                continue;
+        in_groups(rows, [&](auto group, auto width, int begin, int end) {
+            for (int first = 0; first * VL < count; first += width) {  // few enough keys to stay in the L1 cache
+                const T* keys[width];
+                for (int j = 0; j < width; j++) keys[j] = key[(first + j) / GROUP_VECTORS] + (first + j) % GROUP_VECTORS * VL;
+                for (int r = begin; r < end; r += group)
+                    score_rows<group, width>(q + r * dim, dim, keys, stride, scores + r * KEY_TILE + first * VL);
             }
-            const int end = (seen + GROUP - 1) / GROUP * GROUP;  // what lies behind it has weight 0
-            if constexpr (Paged<T>::IS_CODED)
-                for (int j = 0; j < end; j += VL) store(s + j, load(s + j) * load(key_scales + j));
-            if (softcap > 0)
-                for (int j = 0; j < end; j += VL) store(s + j, softcap * tanh(load(s + j) / softcap));
-            for (int j = 0; j < unseen; j++) s[j] = -std::numeric_limits<float>::infinity();
-            for (int j = seen; j < end; j++) s[j] = -std::numeric_limits<float>::infinity();
-            vf most = load(s);
-            for (int j = VL; j < end; j += VL) {
-                const vf other = load(s + j);
-                most = other > most ? other : most;
-            }
-            float highest = top[r];
-            for (int j = 0; j < VL; j++) highest = most[j] > highest ? most[j] : highest;
-            const float keep = highest > top[r] ? exp(splat(top[r] - highest))[0] : 1.0f;
-            vf each[GROUP_VECTORS] = {};
-            for (int j = 0; j < end; j += VL) {
-                const vf e = exp(load(s + j) - highest);
-                store(s + j, Paged<T>::IS_CODED ? e * load(value_scales + j) : e);
-                each[j / VL % GROUP_VECTORS] += e;
-            }
-            std::memset(s + end, 0, sizeof(float) * (KEY_TILE - end));
-            alignas(64) float sums[GROUP];
-            for (int j = 0; j < GROUP_VECTORS; j++) store(sums + j * VL, each[j]);
-            total[r] = total[r] * keep + sum16(sums);
-            top[r] = highest;
-            if (keep != 1.0f)
-                for (int d = 0; d < dim; d++) out[r * dim + d] *= keep;
-        }
+        });
+        softmax.weigh(
+            scores, rows, softcap, Paged<T>::IS_CODED ? key_scales : nullptr, Paged<T>::IS_CODED ? value_scales : nullptr,
+            [&](int r) { return window ? std::max(0, position[r] + 1 - window - tile) : 0; },
+            [&](int r) { return std::min(KEY_TILE, position[r] + 1 - tile); });
+        for (int r = 0; r < rows; r++)
+            if (softmax.keep[r] != 1.0f)
+                for (int d = 0; d < dim; d++) out[r * dim + d] *= softmax.keep[r];
         Stretch<T> stretches[KEY_TILE], *end = stretches;
         for (int t = 0; t < count; t += end++->count) {
             const int token = tile + t;
             *end = {pool.v + pool.at(table[token / block], head) + static_cast<long>(token % block) * dim,
                     std::min(count - t, block - token % block)};
         }
-        int d = 0;
-        for (; d + WIDTH * VL <= dim; d += WIDTH * VL)  // few enough numbers to stay in the L1 cache
-            in_groups(rows, [&](auto group, int r) {
-                mix_rows<group.value, WIDTH>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
-            });
-        for (; d < dim; d += GROUP)
-            in_groups(rows, [&](auto group, int r) {
-                mix_rows<group.value, GROUP_VECTORS>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
-            });
+        in_groups(rows, [&](auto group, auto width, int begin, int above) {
+            int d = 0;
+            for (; d + width * VL <= dim; d += width * VL)  // few enough numbers to stay in the L1 cache
+                for (int r = begin; r < above; r += group)
+                    mix_rows<group, width>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
+            for (; d < dim; d += GROUP)
+                for (int r = begin; r < above; r += group)
+                    mix_rows<group, GROUP_VECTORS>(scores + r * KEY_TILE, stretches, end, dim, d, out + r * dim + d);
+        });
     }
     for (int r = 0; r < rows; r++) {
-        const float scale = 1.0f / total[r];
+        const float scale = 1.0f / softmax.total[r];
         for (int d = 0; d < dim; d++) out[r * dim + d] *= scale;
     }
 }

@@ -27,6 +27,7 @@ inline vi add_dot(vi sum, vi weights, vi codes) {
                                                     reinterpret_cast<__m512i>(codes)));
 }
 using Sum4 = vi;
+inline Sum4 dot4(vi weights, vi codes) { return add_dot(vi{}, weights, codes); }
 inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) { return add_dot(sum, weights, codes); }
 inline vi whole_sum(Sum4 sum) { return sum; }
 
@@ -56,8 +57,14 @@ inline vi add_dot(vi sum, vi weights, vi codes) {
     return sum + reinterpret_cast<vi>(pairs(reinterpret_cast<vq>(weights), reinterpret_cast<vq>(codes)));
 }
 // as_is: two sums must not be drawn together, or products would wait for each other in memory.
+inline Sum4 dot4(vi weights, vi codes) {
+    return as_is(reinterpret_cast<vs>(byte_pairs(reinterpret_cast<vq>(weights), reinterpret_cast<vq>(codes))));
+}
+// In place: told in C++, GCC 12 moves each sum to another register and back, which takes a sixth of a tile's time.
 inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) {
-    return as_is(sum + reinterpret_cast<vs>(byte_pairs(reinterpret_cast<vq>(weights), reinterpret_cast<vq>(codes))));
+    const Sum4 product = dot4(weights, codes);
+    asm("vpaddw %1, %0, %0" : "+v"(sum) : "v"(product));
+    return sum;
 }
 inline vi whole_sum(Sum4 sum) { return reinterpret_cast<vi>(pairs(reinterpret_cast<vq>(sum), reinterpret_cast<vq>(vs{} + 1))); }
 
@@ -79,6 +86,7 @@ inline vi add_dot(vi sum, vi weights, vi codes) {  // byte 0 of a lane is its lo
 }
 #endif
 using Sum4 = vi;
+inline Sum4 dot4(vi weights, vi codes) { return add_dot(vi{}, weights, codes); }
 inline Sum4 add_dot4(Sum4 sum, vi weights, vi codes) { return add_dot(sum, weights, codes); }
 inline vi whole_sum(Sum4 sum) { return sum; }
 

@@ -77,19 +77,19 @@ class Weights4 {
         const float *scales = x.scales(row) + g, *of_codes = x.sums(row) + g;
         const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
         const auto strip_of = [&](int j) { return group + j / STRIP_VECTORS * to_next; };
-        Sum4 sums[ROWS][N] = {};
-        for (int k = 0; k < CODE_GROUP; k += 8)
-            for (int half = 0; half < 2; half++) {  // the low bits are of four k, the high bits of the next four
-                vi w[N];
-                for (int j = 0; j < N; j++) {
-                    const vi both = load_bytes(strip_of(j) + Grouped<4>::CODES_AT + k / 2 * STRIP + j % STRIP_VECTORS * VL * 4);
-                    w[j] = (half ? both >> 4 : both) & 0x0F0F0F0F;
-                }
-                for (int i = 0; i < ROWS; i++) {
-                    const vi lanes = load_codes(codes + i * stride + k + 4 * half);
-                    for (int j = 0; j < N; j++) sums[i][j] = add_dot4(sums[i][j], w[j], lanes);
-                }
+        Sum4 sums[ROWS][N];
+        each_of<CODE_GROUP / 4>([&](auto quarter) __attribute__((always_inline)) {  // of a lane's eight k the first or last four
+            constexpr int K = quarter.value * 4, IS_LAST = quarter.value % 2;
+            vi w[N];
+            for (int j = 0; j < N; j++) {
+                const vi both = load_bytes(strip_of(j) + Grouped<4>::CODES_AT + K / 8 * 4 * STRIP + j % STRIP_VECTORS * VL * 4);
+                w[j] = (IS_LAST ? both >> 4 : both) & 0x0F0F0F0F;
             }
+            for (int i = 0; i < ROWS; i++) {
+                const vi lanes = load_codes(codes + i * stride + K);
+                for (int j = 0; j < N; j++) sums[i][j] = K ? add_dot4(sums[i][j], w[j], lanes) : dot4(w[j], lanes);
+            }
+        });
         vf w_scales[N], w_offsets[N];
         for (int j = 0; j < N; j++) {
             w_scales[j] = Grouped<4>::scales(strip_of(j), j % STRIP_VECTORS);

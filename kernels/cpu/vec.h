@@ -140,12 +140,12 @@ inline vb low_bytes(vi v) {
 #endif
 }
 
-// All lanes by op, which must not care for their order.
-template <typename Op>
-inline int32_t fold(vi v, Op op) {
+// All lanes by op, by halves: a fixed tree.
+template <typename V, typename Op>
+inline auto fold(V v, Op op) {
     for (int width = VL / 2; width; width /= 2) {
         const vi lane = LANE_NUMBERS ^ width;
-        vi other;
+        V other;
 #if defined(__clang__)
         for (int i = 0; i < VL; i++) other[i] = v[lane[i]];
 #else
@@ -154,6 +154,15 @@ inline int32_t fold(vi v, Op op) {
         v = op(v, other);
     }
     return v[0];
+}
+
+// The larger of each lane; b where one of them is not a number.
+inline vf larger(vf a, vf b) {
+#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC 12 compares and blends where it is not told
+    return reinterpret_cast<vf>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+    return a > b ? a : b;
+#endif
 }
 
 // Sum of 16 floats by halves: a fixed tree.
