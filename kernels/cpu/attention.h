@@ -52,15 +52,18 @@ struct Paged {
 };
 
 // scores[r][0 .. WIDTH * VL) = q[r] . k of so many tokens: a pointer for each vector of them, `stride` numbers from d to d + 1.
-// Neither this nor mix_rows is inlined, as matmul.h's tile.
-template <int ROWS, int WIDTH, typename T>
+// Meanwhile it asks for the same tokens' values, a pointer for each group, unless there are none: a decode waits for memory, a
+// fifth less so. Neither this nor mix_rows is inlined, as matmul.h's tile.
+template <int ROWS, int WIDTH, bool ASKS, typename T>
 __attribute__((noinline)) static void score_rows(const float* q, int head_dim, const T* const* keys, long stride,
-                                                 float* scores) {
+                                                 const T* const* values, float* scores) {
     vf sums[ROWS][WIDTH];
     for (auto& row : sums)
         for (vf& sum : row) sum = vf{};
     for (int d = 0; d < head_dim; d++) {
         vf k[WIDTH];
+        if constexpr (ASKS)
+            for (int g = 0; g * GROUP_VECTORS < WIDTH; g++) __builtin_prefetch(values[g] + d * GROUP, 0, 2);
         for (int j = 0; j < WIDTH; j++) k[j] = load(keys[j] + d * stride);
         for (int r = 0; r < ROWS; r++) {
             const float a = q[r * head_dim + d];
@@ -185,10 +188,11 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
     std::memset(out, 0, sizeof(float) * rows * dim);
     for (int tile = first / KEY_TILE * KEY_TILE; tile <= last; tile += KEY_TILE) {
         const int count = std::min(KEY_TILE, last + 1 - tile);
-        const T* key[GROUPS];
+        const T *key[GROUPS], *value[GROUPS];
         int stride = block;
         for (int g = 0; g < GROUPS; g++) {
             const int token = tile + std::min(g * GROUP, (count - 1) / GROUP * GROUP);  // past the end: any that exists
+            value[g] = pool.v + pool.at(table[token / block], head) + token % block * dim;
             if (block >= GROUP) {
                 key[g] = pool.k + pool.at(table[token / block], head) + token % block;
             } else {
@@ -213,8 +217,14 @@ inline void attend(const Paged<T>& pool, const int* table, int head, const float
             for (int first = 0; first * VL < count; first += width) {  // few enough keys to stay in the L1 cache
                 const T* keys[width];
                 for (int j = 0; j < width; j++) keys[j] = key[(first + j) / GROUP_VECTORS] + (first + j) % GROUP_VECTORS * VL;
-                for (int r = begin; r < end; r += group)
-                    score_rows<group, width>(q + r * dim, dim, keys, stride, scores + r * KEY_TILE + first * VL);
+                const T* const* values = value + first / GROUP_VECTORS;
+                for (int r = begin; r < end; r += group) {
+                    float* to = scores + r * KEY_TILE + first * VL;
+                    if (r)
+                        score_rows<group, width, false>(q + r * dim, dim, keys, stride, values, to);
+                    else
+                        score_rows<group, width, true>(q, dim, keys, stride, values, to);
+                }
             }
         });
         softmax.weigh(

@@ -1,7 +1,6 @@
 // One forward of a decoder over a plan's rows in one call: norm, qkv, rope, KV write, paged attention, projections,
 // gated MLP, logits; products in float32 or int8, all else in float32. The numerics are invariant: a row's result is the
 // same to the bit alone, in any batch, in any chunk, for every block size, on any number of threads.
-#include <atomic>
 #include <algorithm>
 #include "attention.h"
 #include "matmul.h"
@@ -25,6 +24,9 @@ int spaced(int n) { return n % 512 ? n : n + PANEL; }
 struct Range {
     int begin, end;
 };
+
+// The i-th `size` of so many.
+Range part(int i, int size, int count) { return {i * size, std::min(count, (i + 1) * size)}; }
 
 Range share(int count, int member, int members) {
     return {static_cast<int>(static_cast<long>(count) * member / members),
@@ -115,7 +117,6 @@ class Decoder {
     std::vector<float> x, qkv, projected;
     Factor normed, mixed, gated;
     std::vector<Task> tasks;
-    std::vector<std::atomic<int>> next_task;  // one counter for each layer
 
     int q_size() const { return m.heads * m.head_dim; }
     int kv_size() const { return m.kv_heads * m.head_dim; }
@@ -142,7 +143,6 @@ class Decoder {
                 for (int head = 0; head < m.kv_heads; head++)
                     tasks.push_back({row, head, begin, std::min(begin + queries, batch.row_starts[row + 1])});
         std::reverse(tasks.begin(), tasks.end());  // a chunk's last queries see the most: start with them
-        next_task = std::vector<std::atomic<int>>(m.num_layers);
     }
 
     // Each member runs this; the barriers stand where one needs what the others made.
@@ -195,7 +195,6 @@ class Decoder {
         watch.lap(NORMS);
         product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, q_size() + 2 * kv_size(),
                 member);
-        team.barrier();
         watch.lap(QKV);
         for (int t = tokens.begin, row = 0; t < tokens.end; t++) {
             while (t >= batch.row_starts[row + 1]) row++;
@@ -211,9 +210,9 @@ class Decoder {
         }
         team.barrier();
         watch.lap(ROPE_AND_WRITE);
-        for (int i; (i = next_task[l].fetch_add(1, std::memory_order_relaxed)) < static_cast<int>(tasks.size());)
+        team.each(member, static_cast<int>(tasks.size()), [&](int i) {
             batch.is_kv_coded ? attend_to<int8_t>(batch, l, tasks[i]) : attend_to<float>(batch, l, tasks[i]);
-        team.barrier();
+        });
         watch.lap(ATTENTION);
     }
 
@@ -224,7 +223,6 @@ class Decoder {
         }
         watch.lap(ATTENTION);
         product(mixed, layer.attention_out, projected.data(), hidden_stride(), rows.count, q_size(), m.hidden, member);
-        team.barrier();
         watch.lap(ATTENTION_OUT);
         for (int t = rows.mine.begin; t < rows.mine.end; t++) {
             add(t, layer.attention_post_norm);
@@ -299,16 +297,16 @@ class Decoder {
         team.barrier();
         watch.lap(NORMS);
         alignas(64) float both[BLOCK_ROWS][2 * PANEL];
-        const int num_panels = inner() / PANEL;
-        const Range mine = share(num_panels, member, team.size());  // of gate, and the same of up
-        for (int t0 = 0; t0 < all.count; t0 += BLOCK_ROWS) {
-            const Range rows{t0, std::min(all.count, t0 + BLOCK_ROWS)};
-            for (int p = mine.begin; p < mine.end; p++) {
+        const int num_panels = inner() / PANEL, step = piece(num_panels, all.count), pieces = (num_panels + step - 1) / step;
+        const int blocks = (all.count + BLOCK_ROWS - 1) / BLOCK_ROWS;
+        team.each(member, blocks * pieces, [&](int i) {
+            const Range rows = part(i / pieces, BLOCK_ROWS, all.count), panels = part(i % pieces, step, num_panels);
+            for (int p = panels.begin; p < panels.end; p++) {
                 columns(normed, from_panel(layer.gate_up, p, m.hidden), both[0], 2 * PANEL, rows, m.hidden, {0, 1});
                 columns(normed, from_panel(layer.gate_up, num_panels + p, m.hidden), both[0] + PANEL, 2 * PANEL, rows,
                         m.hidden, {0, 1});
                 for (int t = rows.begin; t < rows.end; t++) {
-                    float* gate = both[t - t0];
+                    float* gate = both[t - rows.begin];
                     activate(static_cast<Activation>(m.activation), gate, gate + PANEL, PANEL);
                     if (m.is_coded)
                         gated.codes.write_groups(t, p, p + 1, gate);
@@ -316,18 +314,26 @@ class Decoder {
                         std::memcpy(gated.row(t) + p * PANEL, gate, sizeof(float) * PANEL);
                 }
             }
-        }
-        team.barrier();
+        });
         watch.lap(GATE_UP);
         product(gated, layer.down, projected.data(), hidden_stride(), all.count, m.intermediate, m.hidden, member);
-        team.barrier();
         watch.lap(DOWN);
         for (int t = all.mine.begin; t < all.mine.end; t++) add(t, layer.mlp_post_norm);
     }
 
-    // This member's share of out = in @ matrix.
+    // Panels that a member takes at a time: where there is much to compute several pieces for each, so that none is long waited
+    // for; where reading the weights is all, one, which memory reads in order.
+    int piece(int num_panels, int rows) const {
+        const int pieces = team.size() * (rows < 16 ? 1 : 4);
+        return (num_panels + pieces - 1) / pieces;
+    }
+
+    // out = in @ matrix, shared out among the members.
     void product(Factor& in, const Matrix& matrix, float* out, int out_stride, int rows, int k, int n, int member) {
-        columns(in, matrix, out, out_stride, {0, rows}, k, share(padded(n) / PANEL, member, team.size()));
+        const int num_panels = padded(n) / PANEL, step = piece(num_panels, rows);
+        team.each(member, (num_panels + step - 1) / step, [&](int i) {
+            columns(in, matrix, out, out_stride, {0, rows}, k, part(i, step, num_panels));
+        });
     }
 
     // x += projected, through the family's post norm where it has one.

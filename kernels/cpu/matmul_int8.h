@@ -26,35 +26,35 @@ constexpr int CODE_TILE_ROWS = 2;
 #endif
 constexpr int CODE_BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the strips pass
 
-// Weights of 8 bits. Members are of some columns that lie side by side, VL for each j.
+// Weights of 8 bits. Members are of a strip's columns, VL for each j.
 class Weights8 {
   public:
     static constexpr int GROUP_BYTES = CODE_GROUP * STRIP;
     Weights8(const uint8_t* strip, const float* scales, int column) : at_(strip), scales_(scales + column) {}
 
-    // sums += dots of a group of `ROWS` rows from `row` on; `to_next` bytes from one strip to the next.
-    template <int ROWS, int N>
-    void add_group(const Codes& x, long row, int g, long to_next, vf (*totals)[N]) const {
+    // totals += what group g adds, of ROWS rows from `row` on.
+    template <int ROWS>
+    void add_group(const Codes& x, long row, int g, vf (*totals)[STRIP_VECTORS]) const {
         const long stride = static_cast<long>(x.groups()) * CODE_GROUP;
         const WideCode* codes = x.wide(row) + g * CODE_GROUP;
         const float* scales = x.scales(row) + g;
         const int32_t* offsets = x.offsets(row) + g;
         const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
-        vi sums[ROWS][N];
+        vi sums[ROWS][STRIP_VECTORS];
         for (int i = 0; i < ROWS; i++)
-            for (int j = 0; j < N; j++) sums[i][j] = start_sum(offsets[i * x.groups()]);
+            for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] = start_sum(offsets[i * x.groups()]);
         for (int k = 0; k < CODE_GROUP; k += LANE) {
-            vi w[N];
-            for (int j = 0; j < N; j++)
-                w[j] = load_weights(group + j / STRIP_VECTORS * to_next + k * STRIP + j % STRIP_VECTORS * VL * LANE);
+            vi w[STRIP_VECTORS];
+            for (int j = 0; j < STRIP_VECTORS; j++)
+                w[j] = load_weights(group + k * STRIP + j * VL * LANE);
             for (int i = 0; i < ROWS; i++) {
                 const vi lanes = load_codes(codes + i * stride + k);
-                for (int j = 0; j < N; j++) sums[i][j] = add_dot(sums[i][j], w[j], lanes);
+                for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] = add_dot(sums[i][j], w[j], lanes);
             }
         }
         for (int i = 0; i < ROWS; i++) {
             const float scale = scales[i * x.groups()];
-            for (int j = 0; j < N; j++) totals[i][j] += __builtin_convertvector(sums[i][j], vf) * scale;
+            for (int j = 0; j < STRIP_VECTORS; j++) totals[i][j] += __builtin_convertvector(sums[i][j], vf) * scale;
         }
     }
     vf finished(vf total, int j) const { return total * load(scales_ + j * VL); }
@@ -70,34 +70,33 @@ class Weights4 {
     static constexpr int GROUP_BYTES = Grouped<4>::GROUP_BYTES;
     Weights4(const uint8_t* strip, const float*, int) : at_(strip) {}
 
-    template <int ROWS, int N>
-    void add_group(const Codes& x, long row, int g, long to_next, vf (*totals)[N]) const {
+    template <int ROWS>
+    void add_group(const Codes& x, long row, int g, vf (*totals)[STRIP_VECTORS]) const {
         const long stride = static_cast<long>(x.groups()) * CODE_GROUP;
         const int8_t* codes = x.codes(row) + g * CODE_GROUP;
         const float *scales = x.scales(row) + g, *of_codes = x.sums(row) + g;
         const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
-        const auto strip_of = [&](int j) { return group + j / STRIP_VECTORS * to_next; };
-        Sum4 sums[ROWS][N];
+        Sum4 sums[ROWS][STRIP_VECTORS];
         each_of<CODE_GROUP / 4>([&](auto quarter) __attribute__((always_inline)) {  // of a lane's eight k the first or last four
             constexpr int K = quarter.value * 4, IS_LAST = quarter.value % 2;
-            vi w[N];
-            for (int j = 0; j < N; j++) {
-                const vi both = load_bytes(strip_of(j) + Grouped<4>::CODES_AT + K / 8 * 4 * STRIP + j % STRIP_VECTORS * VL * 4);
+            vi w[STRIP_VECTORS];
+            for (int j = 0; j < STRIP_VECTORS; j++) {
+                const vi both = load_bytes(group + Grouped<4>::CODES_AT + K / 8 * 4 * STRIP + j * VL * 4);
                 w[j] = (IS_LAST ? both >> 4 : both) & 0x0F0F0F0F;
             }
             for (int i = 0; i < ROWS; i++) {
                 const vi lanes = load_codes(codes + i * stride + K);
-                for (int j = 0; j < N; j++) sums[i][j] = K ? add_dot4(sums[i][j], w[j], lanes) : dot4(w[j], lanes);
+                for (int j = 0; j < STRIP_VECTORS; j++) sums[i][j] = K ? add_dot4(sums[i][j], w[j], lanes) : dot4(w[j], lanes);
             }
         });
-        vf w_scales[N], w_offsets[N];
-        for (int j = 0; j < N; j++) {
-            w_scales[j] = Grouped<4>::scales(strip_of(j), j % STRIP_VECTORS);
-            w_offsets[j] = Grouped<4>::offsets(strip_of(j), j % STRIP_VECTORS);
+        vf w_scales[STRIP_VECTORS], w_offsets[STRIP_VECTORS];
+        for (int j = 0; j < STRIP_VECTORS; j++) {
+            w_scales[j] = Grouped<4>::scales(group, j);
+            w_offsets[j] = Grouped<4>::offsets(group, j);
         }
         for (int i = 0; i < ROWS; i++) {
             const float scale = scales[i * x.groups()], sum = of_codes[i * x.groups()];
-            for (int j = 0; j < N; j++) {
+            for (int j = 0; j < STRIP_VECTORS; j++) {
                 vf total = totals[i][j];
                 total += __builtin_convertvector(whole_sum(sums[i][j]), vf) * as_is(w_scales[j] * scale);
                 total += w_offsets[j] * sum;
@@ -111,26 +110,24 @@ class Weights4 {
     const uint8_t* at_;
 };
 
-// ROWS rows by N strips that lie side by side. Not inlined, as matmul.h's.
-template <int ROWS, int N, typename Weights>
+// ROWS rows by a strip. Not inlined, as matmul.h's.
+template <int ROWS, typename Weights>
 __attribute__((noinline)) static void code_tile(const Codes& x, long row, const Weights& weights, float* y, long y_stride) {
-    constexpr int VECTORS = N * STRIP_VECTORS;
-    const long to_next = static_cast<long>(x.groups()) * Weights::GROUP_BYTES;
-    vf totals[ROWS][VECTORS] = {};
+    vf totals[ROWS][STRIP_VECTORS] = {};
     for (int g = 0; g < x.groups(); g++) {
         asm("" : "+m"(totals));  // in memory from group to group: the sums need the registers
-        weights.template add_group<ROWS, VECTORS>(x, row, g, to_next, totals);
+        weights.template add_group<ROWS>(x, row, g, totals);
     }
     for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < VECTORS; j++) store(y + i * y_stride + j * VL, weights.finished(totals[i][j], j));
+        for (int j = 0; j < STRIP_VECTORS; j++) store(y + i * y_stride + j * VL, weights.finished(totals[i][j], j));
 }
 
 // The same of `rows` rows, ROWS at most.
-template <int ROWS, int N, typename Weights>
+template <int ROWS, typename Weights>
 inline void short_code_tile(int rows, const Codes& x, long row, const Weights& weights, float* y, long y_stride) {
     if constexpr (ROWS > 0) {
-        if (rows == ROWS) return code_tile<ROWS, N>(x, row, weights, y, y_stride);
-        short_code_tile<ROWS - 1, N>(rows, x, row, weights, y, y_stride);
+        if (rows == ROWS) return code_tile<ROWS>(x, row, weights, y, y_stride);
+        short_code_tile<ROWS - 1>(rows, x, row, weights, y, y_stride);
     }
 }
 
@@ -138,21 +135,15 @@ inline void short_code_tile(int rows, const Codes& x, long row, const Weights& w
 template <typename Weights>
 inline void matmul_int8(const Codes& x, const uint8_t* packed, const float* scales, float* y, long y_stride, int row_begin,
                         int row_end, int panel_begin, int panel_end) {
-    constexpr int FEW = 2;  // so few sums wait for each other: all strips at once
-    const int at_once = row_end - row_begin <= FEW ? STRIPS : 1;
     for (int m0 = row_begin; m0 < row_end; m0 += CODE_BLOCK_ROWS) {
         const int m1 = std::min(row_end, m0 + CODE_BLOCK_ROWS);
-        for (int s = panel_begin * STRIPS; s < panel_end * STRIPS; s += at_once) {
+        for (int s = panel_begin * STRIPS; s < panel_end * STRIPS; s++) {
             const Weights weights(packed + static_cast<long>(s) * x.groups() * Weights::GROUP_BYTES, scales, s * STRIP);
             const auto to = [&](int m) { return y + s * STRIP + (m - row_begin) * y_stride; };
             int m = m0;
-            if (at_once > 1) {
-                short_code_tile<FEW, STRIPS>(m1 - m, x, m, weights, to(m), y_stride);
-                continue;
-            }
             for (; m + CODE_TILE_ROWS <= m1; m += CODE_TILE_ROWS)
-                code_tile<CODE_TILE_ROWS, 1>(x, m, weights, to(m), y_stride);
-            short_code_tile<CODE_TILE_ROWS - 1, 1>(m1 - m, x, m, weights, to(m), y_stride);
+                code_tile<CODE_TILE_ROWS>(x, m, weights, to(m), y_stride);
+            short_code_tile<CODE_TILE_ROWS - 1>(m1 - m, x, m, weights, to(m), y_stride);
         }
     }
 }

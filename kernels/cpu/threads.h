@@ -36,7 +36,7 @@ class Team {
     int size() const { return size_; }
 
     // Runs work(member) on every member at once, the caller being member 0; returns when all are done.
-    // Inside, `barrier()` lines the members up.
+    // Inside, `barrier()` lines the members up, and `each` shares work out.
     void run(const std::function<void(int)>& work) {
         if (size_ == 1) return work(0);
         {
@@ -48,6 +48,20 @@ class Team {
         wake_.notify_all();
         work(0);
         wait_until([&] { return done_.load(std::memory_order_acquire) == size_ - 1; });
+    }
+
+    // work(0) .. work(count - 1), each on whichever member is free: a member that is slowed for a while, by who shares its core,
+    // does less instead of being waited for. Called by all members alike; returns when all is done.
+    template <typename Work>
+    void each(int member, int count, Work work) {
+        if (size_ == 1) {
+            for (int i = 0; i < count; i++) work(i);
+            return;
+        }
+        long& first = first_[member].number;
+        for (long i; (i = next_.fetch_add(1, std::memory_order_relaxed) - first) < count;) work(static_cast<int>(i));
+        first += count + size_;  // each member has asked once in vain
+        barrier();               // so nobody asks for the next work before that
     }
 
     void barrier() {
@@ -90,7 +104,13 @@ class Team {
         }
     }
 
+    struct alignas(64) Place {  // a cache line of its own
+        long number = 0;
+    };
+
     const int size_;
+    std::vector<Place> first_{static_cast<size_t>(size_)};  // of each member: which of next_'s numbers is work(0)
+    alignas(64) std::atomic<long> next_{0};
     std::vector<std::thread> members_;
     std::mutex mutex_;
     std::condition_variable wake_;
