@@ -1,7 +1,7 @@
 """What speculation gains on the real model, and that it never loses: every proposer against none, in one run.
 
     python -m bench.speculative [--batches 1,4,8,32] [--proposers ngram,suffix,self,draft] [--tokens 64] [--turns 2]
-        [--weights own|bfloat16] [--clock wall|cpu] [--output FILE]
+        [--weights own|bfloat16] [--dtype auto|int8] [--clock wall|cpu] [--output FILE]
 
 Two tasks over real documents: an extractive summary, and JSON from lines of text; greedy. A batch of b keeps b requests
 in the engine: where one ends, the next is added, so that the least repetitive one does not decide alone. Modes run in
@@ -11,7 +11,8 @@ with its last layers left out: what a poor draft costs. The simulated row is the
 target of 50 ms, acceptance 0.7, K = 5, by the real scheduler.
 
 The model comes in 4 bits, and a lone token's forward reads few bytes. With `--weights bfloat16` its weights are rounded
-to what most checkpoints come in.
+to what most checkpoints come in. With `--dtype int8` the target computes in int8; `self` is left out, as its draft
+would be the target itself.
 
 With `--clock cpu` all is computed by one thread, and times are this process's seconds of processor, for the engine's
 own measurements as well: on a machine that others use, too, its ratios still say something.
@@ -92,17 +93,23 @@ class Mode:
 
 
 class Bench:
-    def __init__(self, folder: Path, num_tokens: int, clock: str) -> None:
+    def __init__(self, folder: Path, num_tokens: int, dtype: str, clock: str) -> None:
         self._clock = time.process_time if clock == "cpu" else time.perf_counter
         self._num_threads = 1 if clock == "cpu" else None
-        self._folder = folder
+        self._folder, self._dtype = folder, dtype
         self._loaded = load_runner(str(folder), self._config())
         self._num_tokens = num_tokens
         self.expected: dict[tuple[str, int], list[list[int]]] = {}
         self.differing = 0
 
     def _config(self, **changes: Any) -> EngineConfig:
-        return EngineConfig(num_kv_blocks=1536, enable_prefix_caching=False, num_threads=self._num_threads, **changes)
+        return EngineConfig(
+            dtype=self._dtype,
+            num_kv_blocks=1536,
+            enable_prefix_caching=False,
+            num_threads=self._num_threads,
+            **changes,
+        )
 
     def mode(self, name: str, **changes: Any) -> Mode:
         """Over the same weights, with a pool of its own."""
@@ -186,15 +193,16 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--output", type=Path, help="also add the JSON line to this file")
     parser.add_argument("--weights", choices=["own", "bfloat16"], default="own")
+    parser.add_argument("--dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
-    proposers = options.proposers.split(",")
+    proposers = [each for each in options.proposers.split(",") if options.dtype != "int8" or each != "self"]
     with TemporaryDirectory() as name:
         model = resolve(MODEL)
         if options.weights == "bfloat16":
             model = copied(model, Path(name) / "rounded", dtype=torch.bfloat16)
-        bench = Bench(model, options.tokens, options.clock)
+        bench = Bench(model, options.tokens, options.dtype, options.clock)
         draft = str(copied(model, Path(name) / "short", num_layers=8)) if "draft" in proposers else ""
         modes = list(modes_of(bench, proposers, batches, draft))
     for mode in modes:
@@ -206,7 +214,11 @@ def main() -> int:
                 for mode in modes if turn % 2 == 0 else modes[::-1]:
                     if batch >= 4 or "fixed" not in mode.name:
                         bench.run(mode, task, batch, (2 if batch > 8 else 3) * batch)
-    report = {"weights": options.weights, **reported(modes, batches, bench.differing, options.clock)}
+    report = {
+        "weights": options.weights,
+        "dtype": options.dtype,
+        **reported(modes, batches, bench.differing, options.clock),
+    }
     for claim, measured, is_met in report["bars"]:
         print(f"{'ok  ' if is_met else 'MISS'} {claim:<70} {measured}")
     line = json.dumps(report)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from engine.logprobs import position_logprobs
@@ -37,7 +39,7 @@ def in_order(draws: list[Draw], drawn: list[Sampled], named: list[Sampled]) -> l
 def name_candidates(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """The candidates of beams' draws; an error for one whose logits hold NaN or infinity. logits: [L, vocab], fp32."""
     rows = logits[torch.tensor([draw.place for draw in draws], device=logits.device)]
-    sound = largest(rows)[0].isfinite().nonzero().squeeze(-1).tolist()
+    sound = [index for index, value in enumerate(largest(rows)[0]) if math.isfinite(value)]
     named = [Sampled(None, error=NOT_FINITE) for _ in draws]
     if sound:
         found = beam_candidates(rows[sound], [draws[index].sequence for index in sound])

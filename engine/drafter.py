@@ -85,7 +85,8 @@ class Drafter:
         return Row(row.sequence, start, row.sequence.tokens(start, row.start + 1), row.block_table, 1)
 
     def _forward(self, rows: list[Row]) -> torch.Tensor:
-        return self._decoder.forward(build_batch(rows, self._block_size, self._decoder.device), self._kv)
+        decoder = self._decoder
+        return decoder.forward(build_batch(rows, self._block_size, decoder.device, decoder.index_dtype), self._kv)
 
 
 def _processed(logits: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:

@@ -47,12 +47,16 @@ class KVStorage:
         """(key pool, value pool) of one layer, each [num_blocks, block_size, kv_heads, slot_width]."""
         return self._layers[index]
 
-    @torch.inference_mode()
     def apply(self, plan: StepShape) -> None:
         """The plan's lists of moves in their order, the moves of one list at once; for a pool in host memory.
 
         Raises IndexError for a block or slot that does not exist; nothing of that list is moved then.
         """
+        if plan.swap_out or plan.swap_in or plan.copies:
+            self._move(plan)
+
+    @torch.inference_mode()
+    def _move(self, plan: StepShape) -> None:
         if plan.swap_out:
             blocks, slots = checked_ids(plan.swap_out, self.num_blocks, self.num_host_slots)
             self.host[slots] = self.pool[:, :, blocks].permute(2, 0, 1, 3, 4, 5)

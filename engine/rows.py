@@ -7,13 +7,14 @@ import torch
 _BLOCK = 16  # tokens of a block: j, j + B, j + 2B, ... of B = vocab / 16 blocks
 
 
-def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(values, ids), each [n], of logits [n, vocab]; among equals the lowest id, NaN before all."""
+def largest(logits: torch.Tensor) -> tuple[list[float], list[int]]:
+    """(values, ids) of the rows of logits [n, vocab]; among equals the lowest id, NaN before all."""
     if logits.device.type == "cpu":  # numpy's search is vectorized, torch's is not: 20 times as fast
-        ids = torch.tensor([int(row.argmax()) for row in logits.numpy()])
-    else:
-        ids = logits.argmax(-1)
-    return logits.gather(1, ids[:, None]).squeeze(1), ids
+        host = logits.numpy()
+        ids = [int(row.argmax()) for row in host]
+        return [float(row[token_id]) for row, token_id in zip(host, ids, strict=True)], ids
+    best = logits.argmax(-1)
+    return logits.gather(1, best[:, None]).squeeze(1).tolist(), best.tolist()
 
 
 def top(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -105,7 +105,8 @@ class TorchRunner:
         return self._logits(plan) if plan.rows else None
 
     def _logits(self, plan: StepShape) -> torch.Tensor:
-        return self.decoder.forward(build_batch(plan.rows, self.block_size, self.decoder.device), self._kv)
+        decoder = self.decoder
+        return decoder.forward(build_batch(plan.rows, self.block_size, decoder.device, decoder.index_dtype), self._kv)
 
 
 def load_runner(model: str, config: EngineConfig) -> LoadedModel:

@@ -16,8 +16,10 @@ Beams draw nothing; `engine.beam_sampler` answers for them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from engine.filters import has_filters, support
@@ -47,7 +49,6 @@ class Draw:
         return self.sequence.num_output_tokens + self.num_pending
 
 
-@torch.inference_mode()
 def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
     """One answer per draw, in order. logits: [L, vocab], fp32; left as they are.
 
@@ -57,8 +58,8 @@ def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
         return []
     rows = _rows_of(logits, draws)
     best, best_ids = largest(rows)  # NaN beats all
-    is_sound = best.isfinite().tolist()
-    token_ids: list[int | None] = list(best_ids.tolist())
+    is_sound = [math.isfinite(value) for value in best]
+    token_ids: list[int | None] = list(best_ids)
     drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence)]
     if drawn:
         chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i] for i in drawn])
@@ -90,6 +91,7 @@ def _is_plain(sequence: Sequence) -> bool:
     return sequence.params.is_greedy and not needs_processing(sequence)
 
 
+@torch.inference_mode()
 def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
     """The token for each draw's row [n, vocab], or None where none is left."""
     sequences = [draw.sequence for draw in draws]
@@ -98,12 +100,12 @@ def _choose(logits: torch.Tensor, draws: list[Draw]) -> list[int | None]:
         process(logits, sequences)
     best, best_ids = largest(logits)
     chosen: list[int | None] = [
-        token_id if top > -torch.inf else None for top, token_id in zip(best.tolist(), best_ids.tolist(), strict=True)
+        token_id if value > -math.inf else None for value, token_id in zip(best, best_ids, strict=True)
     ]
     rows = [row for row, each in enumerate(sequences) if chosen[row] is not None and not each.params.is_greedy]
     if not rows:
         return chosen
-    host, host_ids = logits.cpu().numpy(), best_ids.cpu().numpy()  # noise is drawn on the CPU
+    host, host_ids = logits.cpu().numpy(), np.array(best_ids)  # noise is drawn on the CPU
     for is_filtered in (False, True):
         group = [row for row in rows if has_filters(sequences[row].params) is is_filtered]
         if not group:

@@ -25,7 +25,7 @@ class Decoder:
         self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device
     ) -> None:
         self.config = config
-        self.device = device
+        self.device, self.index_dtype = device, torch.int64
         self._weights = weights
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
         self._rope_tables = [rope_table(kind, max_model_len).to(device) for kind in config.ropes]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,16 @@ from engine.models.weights import DecoderWeights
 from kernels.cpu import library
 from kernels.cpu.library import MAX_GROUP, MAX_HEAD_DIM, PANEL
 
-_Pools = tuple[ctypes.Array[ctypes.c_void_p], ctypes.Array[ctypes.c_void_p], bool]
 _ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
+
+
+class _Pools(NamedTuple):
+    """Where each layer's keys and values lie."""
+
+    arrays: tuple[ctypes.Array[ctypes.c_void_p], ...]  # keeps what the next two point at
+    keys: int
+    values: int
+    is_coded: bool  # int8
 
 
 def why_not(config: DecoderConfig, weights: DecoderWeights, device: torch.device) -> str | None:
@@ -49,6 +58,7 @@ class NativeDecoder:
     """Weights packed for the native path, and its threads. Raises BuildUnavailable where it cannot be compiled."""
 
     kernels = "native-2"  # changes whenever the arithmetic does; the instruction set does not matter
+    index_dtype = torch.int32
 
     def __init__(
         self,
@@ -79,47 +89,39 @@ class NativeDecoder:
         phase_ns: [len(library.PHASES)], to which the first thread's time in each phase is added.
         """
         rows, config = batch.rows, self.config
-        logits = torch.empty(len(batch.logit_places), -(-config.vocab_size // PANEL) * PANEL)
+        padded_vocab = -(-config.vocab_size // PANEL) * PANEL
+        logits = torch.empty(len(batch.logit_places), padded_vocab)
         tables = np.zeros((len(rows), max(map(len, rows.block_tables))), dtype=np.int32)
         for table, block_ids in zip(tables, rows.block_tables, strict=True):
             table[: len(block_ids)] = block_ids
-        arrays = {
-            "token_ids": _int32(batch.token_ids),
-            "positions": _int32(batch.positions),
-            "row_starts": np.array(rows.query_starts, dtype=np.int32),
-            "tables": tables,
-            "logit_places": _int32(batch.logit_places),
-        }
-        keys, values, is_kv_coded = self._pools_of(kv)
+        pools = self._pools_of(kv)
+        inputs = [each.to(self.index_dtype) for each in (batch.token_ids, batch.positions, batch.logit_places)]
+        row_starts = np.array(rows.query_starts, dtype=np.int32)
+        token_ids, positions, logit_places = (each.data_ptr() for each in inputs)
         self._library.forward(
             self._decoder,
             library.Batch(
-                num_tokens=len(batch.token_ids),
-                num_rows=len(rows),
-                num_logits=len(batch.logit_places),
-                block_size=rows.block_size,
-                table_stride=tables.shape[1],
-                k_pools=ctypes.cast(keys, ctypes.c_void_p),
-                v_pools=ctypes.cast(values, ctypes.c_void_p),
-                is_kv_coded=is_kv_coded,
-                logits=logits.data_ptr(),
-                phase_ns=0 if phase_ns is None else phase_ns.ctypes.data,
-                **{name: array.ctypes.data for name, array in arrays.items()},
+                *(len(batch.token_ids), len(rows), len(logits), rows.block_size, tables.shape[1]),
+                *(token_ids, positions, _address(row_starts), _address(tables), logit_places),
+                *(pools.keys, pools.values, pools.is_coded),
+                *(logits.data_ptr(), 0 if phase_ns is None else _address(phase_ns)),
             ),
         )
-        logits = logits[:, : config.vocab_size]
+        if padded_vocab != config.vocab_size:
+            logits = logits[:, : config.vocab_size]
         if config.logit_softcap is not None:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits
 
     def _pools_of(self, kv: KVStorage) -> _Pools:
-        """Where each layer's keys and values lie, and whether they are int8."""
         if (known := self._pools.get(kv)) is not None:
             return known
         layers = [kv.layer(index) for index in range(self.config.num_layers)]
         pointers = ctypes.c_void_p * len(layers)
-        keys, values = (pointers(*(layer[part].data_ptr() for layer in layers)) for part in (0, 1))
-        self._pools[kv] = found = (keys, values, layers[0][0].dtype == torch.int8)
+        arrays = tuple(pointers(*(layer[part].data_ptr() for layer in layers)) for part in (0, 1))
+        self._pools[kv] = found = _Pools(
+            *(arrays, ctypes.addressof(arrays[0]), ctypes.addressof(arrays[1])), layers[0][0].dtype == torch.int8
+        )
         return found
 
     def _build(self, max_model_len: int) -> library.Model:
@@ -163,5 +165,5 @@ class NativeDecoder:
         )
 
 
-def _int32(values: torch.Tensor) -> npt.NDArray[np.int32]:
-    return values.numpy().astype(np.int32)
+def _address(array: npt.NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])  # `array.ctypes` takes several times as long

@@ -42,7 +42,7 @@ class TransformersDecoder:
             raise ModelLoadError(
                 f"{folder} has no native decoder and transformers is not installed; pip install transformers"
             ) from error
-        self.device = device
+        self.device, self.index_dtype = device, torch.int64
         self.kernels = f"transformers-{transformers.__version__}-1"  # changes whenever the arithmetic does
         config = _read_config(folder)
         try:
