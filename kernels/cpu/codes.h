@@ -25,8 +25,7 @@ inline float encode(const float* x, int n, int8_t* codes, int32_t* sum) {
     const float steps = largest > 0 ? 127.0f / largest : 0.0f;
     vi sums{};
     for (int i = 0; i < n; i += VL) {
-        const vf v = as_is(load(x + i) * steps);
-        const vi code = __builtin_convertvector(v + (v < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
+        const vi code = as_bits(as_is(load(x + i) * steps) + TO_NEAREST) - as_bits(splat(TO_NEAREST));
         sums += code;
         const vb narrow = low_bytes(code);
         std::memcpy(codes + i, &narrow, sizeof narrow);

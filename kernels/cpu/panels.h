@@ -182,7 +182,6 @@ class Grouped {
         return false;
     }
     static bool fits(const float* w, uint16_t half_scale, uint16_t half_offset, int* q) {
-        constexpr float TO_NEAREST = 12582912;  // 1.5 * 2^23, where floats are integers
         constexpr float FIRST = BITS == 8 ? -127 : 0, LAST = BITS == 8 ? 127 : 15;
         const float scale = from_half(half_scale), offset = from_half(half_offset), inverse = scale ? 1 / scale : 0;
         vi is_wrong{};

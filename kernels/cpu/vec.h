@@ -90,6 +90,11 @@ inline vf as_floats(vi bits) {
     std::memcpy(&floats, &bits, sizeof floats);
     return floats;
 }
+inline vi as_bits(vf floats) {
+    vi bits;
+    std::memcpy(&bits, &floats, sizeof bits);
+    return bits;
+}
 
 // Floats of half precision, and back; a float that half precision cannot hold comes back as another.
 inline vf load_halves(const uint16_t* p) {
@@ -156,12 +161,23 @@ inline auto fold(V v, Op op) {
     return v[0];
 }
 
-// The larger of each lane; b where one of them is not a number.
+// The larger and the smaller of each lane; b where one of them is not a number. GCC 12 compares and blends where it is not told.
 inline vf larger(vf a, vf b) {
-#if defined(__AVX2__) && !defined(__AVX512F__)  // GCC 12 compares and blends where it is not told
+#if defined(__AVX512F__)
+    return reinterpret_cast<vf>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
     return reinterpret_cast<vf>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
 #else
     return a > b ? a : b;
+#endif
+}
+inline vf smaller(vf a, vf b) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<vf>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<vf>(_mm256_min_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#else
+    return a < b ? a : b;
 #endif
 }
 
@@ -174,29 +190,26 @@ inline float sum16(const float* p) {
     return x[0];
 }
 
+// Added to a float of at most 2^22 it leaves the nearest integer (of two, the even one) in the last bits of the sum.
+constexpr float TO_NEAREST = 12582912;  // 1.5 * 2^23
+
 // exp by 2^n * polynomial (Cephes' expf coefficients), relative error under 2e-7; below -87 it is 0.
 inline vf exp(vf x) {
     const vf low = splat(-87.0f);
-    vi is_low = x < low;
-    x = x < low ? low : x;
-    x = x > splat(88.0f) ? splat(88.0f) : x;
-    vf t = x * 1.44269504088896341f;
-    vi n = __builtin_convertvector(t + (t < vf{} ? splat(-0.5f) : splat(0.5f)), vi);
-    vf nf = __builtin_convertvector(n, vf);
-    vf r = x - nf * 0.693359375f;
-    r = r - nf * -2.12194440e-4f;
+    const vi is_low = x < low;
+    x = smaller(splat(88.0f), larger(low, x));
+    const vf shifted = as_is(x * 1.44269504088896341f + TO_NEAREST), n = shifted - TO_NEAREST;
+    vf r = x - n * 0.693359375f;
+    r = r - n * -2.12194440e-4f;
     vf p = splat(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
-    vf y = p * (r * r) + r + 1.0f;
-    vi bits = (n + 127) << 23;
-    vf scale;
-    std::memcpy(&scale, &bits, sizeof scale);
-    y = y * scale;
-    return is_low ? vf{} : y;
+    const vf y = p * (r * r) + r + 1.0f;
+    const vf scale = as_floats((as_bits(shifted) << 23) + 0x3F800000);  // 2^n
+    return as_floats(as_bits(y * scale) & ~is_low);
 }
 
 inline vf tanh(vf x) { return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f); }
