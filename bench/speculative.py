@@ -104,7 +104,7 @@ class Bench:
 
     def _config(self, **changes: Any) -> EngineConfig:
         return EngineConfig(
-            dtype=self._dtype,
+            dtype=self._dtype,  # type: ignore[arg-type]
             num_kv_blocks=1536,
             enable_prefix_caching=False,
             num_threads=self._num_threads,
@@ -198,6 +198,8 @@ def main() -> int:
     options = parser.parse_args()
     batches = [int(each) for each in options.batches.split(",")]
     proposers = [each for each in options.proposers.split(",") if options.dtype != "int8" or each != "self"]
+    if not proposers:
+        parser.error("--dtype int8 leaves no proposer: self drafts for float32 alone")
     with TemporaryDirectory() as name:
         model = resolve(MODEL)
         if options.weights == "bfloat16":

@@ -16,12 +16,14 @@ from engine.models.decoder import Decoder
 from engine.models.families import decoder_config, is_native
 from engine.models.native import NativeDecoder, why_not
 from engine.models.packed import WeightsDtype
+from engine.models.panels_file import PanelsFile, source_of
 from engine.models.quantized import quantize
 from engine.models.transformers_fallback import TransformersDecoder
 from engine.models.weights import DecoderWeights, load_weights
 from engine.parallel.group import RankGroup
 from engine.parallel.shard import Shard
 from engine.weights.safetensors import Checkpoint
+from kernels.cpu import library
 from kernels.cpu.build import BuildUnavailable
 
 log = logging.getLogger(__name__)
@@ -46,18 +48,41 @@ def load_decoder(
         decoder_fields = decoder_config(fields)
         can_stretch = all(rope.kind == "dynamic" for rope in decoder_fields.ropes)
         max_model_len = _max_model_len(config, decoder_fields.max_position, can_stretch)
+        panels = None if group is not None else _panels(folder, dtype, device, config)
+        if panels is not None and (packed := panels.read()) is not None:
+            native = NativeDecoder(decoder_fields, packed, max_model_len, config.num_threads, _products(config))
+            return native, max_model_len
         weights = load_weights(Checkpoint(folder), decoder_fields, dtype, device, group)
         if group is not None:
             own_share = Shard(group.rank, group.size).config(decoder_fields)
             return Decoder(own_share, weights, max_model_len, device), max_model_len
-        return _own_decoder(decoder_fields, weights, max_model_len, device, config), max_model_len
+        decoder = _own_decoder(decoder_fields, weights, max_model_len, device, config)
+        if panels is not None and isinstance(decoder, NativeDecoder):
+            panels.keep(decoder.packed)
+        return decoder, max_model_len
     if config.cpu_kernels == "native":
         raise InvalidConfig("cpu_kernels", f"is native, which knows no {fields.get('model_type')}; use auto")
     if config.dtype == "int4":
         raise InvalidConfig("dtype", f"is int4, and {fields.get('model_type')} runs through transformers; use auto")
     _refuse_int8(config, f"knows no {fields.get('model_type')}")
-    decoder = TransformersDecoder(folder, dtype, device)
-    return decoder, _max_model_len(config, decoder.config.max_position, can_stretch=False)
+    foreign = TransformersDecoder(folder, dtype, device)
+    return foreign, _max_model_len(config, foreign.config.max_position, can_stretch=False)
+
+
+def _panels(folder: Path, dtype: torch.dtype, device: torch.device, config: EngineConfig) -> PanelsFile | None:
+    """Where the native path's panels are kept; None where that path is not wanted, or the folder keeps none."""
+    is_wanted = device.type == "cpu" and dtype == torch.float32 and config.cpu_kernels != "torch"
+    source = source_of(folder) if is_wanted and config.dtype != "int4" else None
+    if source is None:
+        return None
+    try:
+        return PanelsFile(folder, source, library.load(), _products(config))
+    except BuildUnavailable:  # told where the decoder is made
+        return None
+
+
+def _products(config: EngineConfig) -> WeightsDtype:
+    return "int8" if config.dtype == "int8" else "float32"
 
 
 def _own_decoder(
@@ -69,8 +94,7 @@ def _own_decoder(
     reason = "is not wanted" if config.cpu_kernels == "torch" else why_not(fields, weights, device)
     if reason is None:
         try:
-            dtype: WeightsDtype = "int8" if config.dtype == "int8" else "float32"
-            return NativeDecoder(fields, weights, max_model_len, config.num_threads, dtype)
+            return NativeDecoder(fields, weights, max_model_len, config.num_threads, _products(config))
         except BuildUnavailable as error:
             reason = f"cannot be built: {error}"
             log.warning("torch computes, several times slower: the native CPU path %s", reason)

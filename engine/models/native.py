@@ -20,7 +20,7 @@ import torch
 from engine.batch import Batch
 from engine.kv_storage import KVStorage
 from engine.models.config import DecoderConfig
-from engine.models.packed import MATRICES, NORMS, WeightsDtype, pack
+from engine.models.packed import MATRICES, NORMS, PackedWeights, WeightsDtype, pack
 from engine.models.rope import rope_table
 from engine.models.weights import DecoderWeights
 from kernels.cpu import library
@@ -63,18 +63,20 @@ class NativeDecoder:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: DecoderWeights,
+        weights: DecoderWeights | PackedWeights,
         max_model_len: int,
         num_threads: int | None,
         dtype: WeightsDtype = "float32",
     ) -> None:
-        """dtype: of the products; `weights` are float32 for either."""
+        """dtype: of the products; `weights` are float32 for either, or packed for it already."""
         self.config = config
         self.device = torch.device("cpu")
         self._library = library.load()
         self._num_threads = num_threads or len(os.sched_getaffinity(0))
         self._is_coded = dtype == "int8"
-        self.packed = pack(weights, self._library, dtype, self._num_threads)
+        if not isinstance(weights, PackedWeights):
+            weights = pack(weights, self._library, dtype, self._num_threads)
+        self.packed = weights
         self._pools: weakref.WeakKeyDictionary[KVStorage, _Pools] = weakref.WeakKeyDictionary()
         self._decoder = self._library.open(self._build(max_model_len))
         self._closed = weakref.finalize(self, self._library.close, self._decoder)

@@ -52,8 +52,9 @@ struct Paged {
 };
 
 // scores[r][0 .. WIDTH * VL) = q[r] . k of so many tokens: a pointer for each vector of them, `stride` numbers from d to d + 1.
-// Meanwhile it asks for the same tokens' values, a pointer for each group, unless there are none: a decode waits for memory, a
-// fifth less so. Neither this nor mix_rows is inlined, as matmul.h's tile.
+// Where it ASKS, it also asks memory for the same tokens' values, from a pointer for each group on: a decode waits for memory, a
+// fifth less so. That is a hint: in small blocks, or of int8, it names some lines in vain. Neither this nor mix_rows is inlined,
+// as matmul.h's tile.
 template <int ROWS, int WIDTH, bool ASKS, typename T>
 __attribute__((noinline)) static void score_rows(const float* q, int head_dim, const T* const* keys, long stride,
                                                  const T* const* values, float* scores) {

@@ -22,7 +22,8 @@ inline float encode(const float* x, int n, int8_t* codes, int32_t* sum) {
     const bool is_finite = bits < 0x7F800000;
     float largest = 0;
     if (is_finite) std::memcpy(&largest, &bits, sizeof largest);
-    const float steps = largest > 0 ? 127.0f / largest : 0.0f;
+    constexpr float LEAST = 4e-37f;  // below it 127 / largest is infinite: as good as zeros
+    const float steps = largest > LEAST ? 127.0f / largest : 0.0f;
     vi sums{};
     for (int i = 0; i < n; i += VL) {
         const vi code = as_bits(as_is(load(x + i) * steps) + TO_NEAREST) - as_bits(splat(TO_NEAREST));
@@ -78,7 +79,7 @@ class Codes {
         int8_t* codes = codes_.data() + at * CODE_GROUP;
         int32_t sum;
         scales_[at] = encode(x, CODE_GROUP, codes, &sum);
-        offsets_[at] = -128 * sum;
+        offsets_[at] = static_cast<int32_t>(-128u * static_cast<uint32_t>(sum));  // any bits where the scale is NaN
         sums_[at] = scales_[at] * static_cast<float>(sum);
         if (HAS_WIDE)
             for (int i = 0; i < CODE_GROUP; i++) wide_[at * CODE_GROUP + i] = codes[i];

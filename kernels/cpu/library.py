@@ -77,8 +77,9 @@ class Library:
     """One variant, loaded. Calls release Python's global lock."""
 
     def __init__(self, variant: Variant) -> None:
-        self.variant = variant
-        self._functions = ctypes.CDLL(str(build(variant)))
+        path = build(variant)
+        self.variant, self.name = variant, path.stem  # the name changes with the sources
+        self._functions = ctypes.CDLL(str(path))
         self._functions.ms_open.restype = _POINTER
         self._functions.ms_open.argtypes = (_POINTER,)
         self._functions.ms_close.argtypes = (_POINTER,)

@@ -77,8 +77,8 @@ class Weights4 {
         const float *scales = x.scales(row) + g, *of_codes = x.sums(row) + g;
         const uint8_t* group = at_ + static_cast<long>(g) * GROUP_BYTES;
         Sum4 sums[ROWS][STRIP_VECTORS];
-        each_of<CODE_GROUP / 4>([&](auto quarter) __attribute__((always_inline)) {  // of a lane's eight k the first or last four
-            constexpr int K = quarter.value * 4, IS_LAST = quarter.value % 2;
+        each_of<CODE_GROUP / 4>([&](auto step) __attribute__((always_inline)) {  // of a lane's eight k the first or last four
+            constexpr int K = step.value * 4, IS_LAST = step.value % 2;
             vi w[STRIP_VECTORS];
             for (int j = 0; j < STRIP_VECTORS; j++) {
                 const vi both = load_bytes(group + Grouped<4>::CODES_AT + K / 8 * 4 * STRIP + j * VL * 4);

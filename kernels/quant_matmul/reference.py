@@ -23,7 +23,7 @@ def coded_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows, num_inputs = x.shape
     groups = torch.nn.functional.pad(x, (0, -num_inputs % CODE_GROUP)).view(rows, -1, CODE_GROUP)
     largest = groups.abs().amax(dim=2, keepdim=True)
-    steps = torch.where(largest > 0, torch.full_like(largest, 127).div(largest), 0)  # 127 / tensor rounds twice
+    steps = torch.where(largest > 4e-37, torch.full_like(largest, 127).div(largest), 0)  # 127 / tensor rounds twice
     codes = (groups * steps).round()  # of two equally near the even one
     coded = (codes.double() * (largest.double() / 127)).view(rows, -1)[:, :num_inputs]
     return coded @ weight.double().T

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,7 @@ class Recorder(Listener):
         self.pieces: dict[str, list[str]] = {}
         self.ends: list[str] = []
         self.counts: dict[str, list[int]] = {}
+        self.looks: Counter[str] = Counter()  # at documents whose end waits for their pieces
 
     def changed(self, document: DocumentProgress) -> None:
         self.counts.setdefault(document.name, []).append(document.num_chunks_done)
@@ -178,10 +180,15 @@ def follow(
     return Follower(look, session.job, [recorder], poll_seconds=0.02).follow(), recorder, session
 
 
+def shown(document: DocumentProgress, recorder: Recorder) -> str:
+    return "".join(recorder.pieces.get(document.id, ())).strip()
+
+
 def unended_until_it_was_streamed(document: DocumentProgress, recorder: Recorder) -> DocumentProgress:
     """A document may end between two looks, before its first piece comes: here its end waits for its last piece."""
-    if document.summary is None or document.summary == "".join(recorder.pieces.get(document.id, ())).strip():
+    if document.summary is None or document.summary == shown(document, recorder) or recorder.looks[document.id] > 500:
         return document
+    recorder.looks[document.id] += 1
     return replace(document, status="running", summary=None)
 
 
@@ -193,6 +200,7 @@ def test_summaries_are_streamed_as_they_are_written(stack: Stack) -> None:
     assert sorted(recorder.ends) == ["0", "1"]
     for document in ended:
         assert len(recorder.pieces[document.id]) > 1
+        assert shown(document, recorder) == document.summary
     assert recorder.counts["a.txt"] == sorted(recorder.counts["a.txt"])
     assert totals.coverage == 1.0
     assert totals.num_bytes == len(LONG.encode()) + len(SHORT.encode())

@@ -125,6 +125,30 @@ def test_chunks_and_block_sizes_do_not_change_a_bit(
     assert torch.equal(torch.cat(run(forward, config, block_size, *steps, kv_dtype=formats.kv)), whole)
 
 
+SHAPES_OF_ATTENTION: dict[str, tuple[str, dict[str, int]]] = {
+    "window and softcap": ("gemma2", {}),
+    "1 head for a KV head, of 48": ("llama", {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 48}),
+    "7 heads for a KV head, of 80": ("llama", {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 80}),
+    "4 heads for a KV head, of 128": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES_OF_ATTENTION)
+def test_groups_of_query_rows_do_not_change_a_bit(shape: str, formats: Formats, tmp_path: Path) -> None:
+    """Of six, of three and single ones, whatever a chunk leaves of each."""
+    family, overrides = SHAPES_OF_ATTENTION[shape]
+    config, weights = load(make_tiny_model(tmp_path / "model", family, overrides=overrides))
+    prompt, decoder = tokens(150, seed=4), NativeDecoder(config, weights, MAX_LEN, 2, formats.products)
+    (whole,) = run(decoder.forward, config, 16, [row(0, prompt, table_of(1, 16), num_logits=150)], kv_dtype=formats.kv)
+    ends = [1, 2, 4, 9, 73, 100, 149, 150]
+    for block_size in (8, 32):
+        steps = [
+            [row(begin, prompt[begin:end], table_of(2, block_size), num_logits=end - begin)]
+            for begin, end in zip([0, *ends], ends, strict=False)
+        ]
+        assert torch.equal(torch.cat(run(decoder.forward, config, block_size, *steps, kv_dtype=formats.kv)), whole)
+
+
 @pytest.mark.parametrize("num_rows", [2, 3, 5, 12])
 def test_neighbours_do_not_change_a_bit(
     llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, num_rows: int

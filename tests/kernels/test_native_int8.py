@@ -79,6 +79,18 @@ def test_a_number_that_is_not_finite_spoils_its_own_row_alone(libraries: list[Li
         assert torch.equal(found[[0, 1, 3, 4]], clean[[0, 1, 3, 4]])
 
 
+@pytest.mark.parametrize("size", [1e-45, 1e-38, 3e-37, 5e-37])
+def test_numbers_too_small_to_divide_by_are_as_good_as_zeros(libraries: list[Library], size: float) -> None:
+    """127 / 1e-38 is infinite; some of the group are zeros, so what overflows would not cancel."""
+    x, w = activations(5, 192), weight(192, 32)
+    x[2, 64:96] = size
+    x[2, 64:69] = 0
+    found = [product(lib, x, w) for lib in libraries]
+    assert all(torch.equal(each, found[0]) for each in found)
+    x[2, 64:96] = 0
+    torch.testing.assert_close(found[0], product(libraries[0], x, w))
+
+
 def test_groups_are_of_the_size_that_the_definition_says() -> None:
     from kernels.quant_matmul.reference import CODE_GROUP
 
