@@ -34,7 +34,7 @@ def lines_of(variant: Variant, machine: str, folder: Path) -> list[str] | str:
     build = [compiler()] if is_ours else [ARM_COMPILER, "-static"]
     include = str(Path(__file__).parents[1] / "kernels" / "cpu")
     subprocess.run([*build, *FLAGS, *variant.flags, "-I", include, "-o", made, SOURCE], check=True)
-    command = [made] if is_ours else [EMULATOR, "-cpu", "max", made]
+    command = [str(made)] if is_ours else [EMULATOR, "-cpu", "max", str(made)]
     output: str = subprocess.run(command, check=True, capture_output=True, text=True, timeout=SECONDS).stdout
     return output.splitlines()
 
