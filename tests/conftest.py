@@ -16,6 +16,8 @@ from infra.errors import MillstreamError
 from infra.jobs import RedisJobs
 from infra.memory import MemoryJobs
 from infra.store import JobStore
+from kernels.cpu import library
+from kernels.cpu.build import BuildUnavailable
 from tests.s3_aids import BUCKET
 
 NUM_DATABASES = 512
@@ -27,6 +29,14 @@ def skip_or_fail(reason: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def need_native_path() -> None:
+    """Skips, or fails in CI, where the native CPU path cannot be built."""
+    try:
+        library.load()
+    except BuildUnavailable as error:
+        skip_or_fail(str(error))
 
 
 @pytest.fixture(scope="session")

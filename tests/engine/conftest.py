@@ -13,8 +13,7 @@ from engine.config import LoadedModel
 from engine.errors import ModelLoadError
 from engine.text.tokenizer import Tokenizer
 from engine.weights import resolve
-from kernels.cpu import library
-from kernels.cpu.build import BuildUnavailable
+from tests.conftest import need_native_path
 from tests.engine.runner_aids import load
 from tests.models import make_tiny_model
 
@@ -29,12 +28,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cpu_kernels(request: pytest.FixtureRequest) -> str:
     """Both arithmetics in turn. Where the native one cannot be built, its tests skip; in CI they fail."""
     if request.param == "native":
-        try:
-            library.load()
-        except BuildUnavailable as error:
-            if os.environ.get("CI") == "true":
-                raise
-            pytest.skip(str(error))
+        need_native_path()
     return str(request.param)
 
 

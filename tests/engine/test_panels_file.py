@@ -15,7 +15,7 @@ from engine.models.packed import PackedWeights
 from engine.models.panels_file import PanelsFile
 from engine.weights.cache import LAYOUT_VERSION, MANIFEST, Manifest, write_manifest
 from kernels.cpu import library
-from kernels.cpu.build import BuildUnavailable
+from tests.conftest import need_native_path
 from tests.engine.runner_aids import direct_logits
 from tests.engine.runner_aids import load as load_model
 from tests.models import make_tiny_model
@@ -25,12 +25,7 @@ PROMPT = list(range(3, 60))
 
 @pytest.fixture(scope="module", autouse=True)
 def _native() -> None:
-    try:
-        library.load()
-    except BuildUnavailable as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    need_native_path()
 
 
 @pytest.fixture
@@ -86,13 +81,15 @@ def test_tensors_begin_on_cache_lines(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("has_manifest", [False, True])
-def test_a_folder_outside_the_cache_is_left_as_it_is(folder: Path, tmp_path: Path, has_manifest: bool) -> None:
+def test_a_folder_outside_the_cache_is_left_as_it_is(
+    folder: Path, tmp_path: Path, has_manifest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where it was copied from the cache."""
     own = tmp_path / "own"
     shutil.copytree(folder, own)
     if not has_manifest:
         (own / MANIFEST).unlink()
-    os.environ["MILLSTREAM_CACHE_DIR"] = str(tmp_path / "models")
+    monkeypatch.setenv("MILLSTREAM_CACHE_DIR", str(tmp_path / "models"))
     before = sorted(own.iterdir())
     logits_of(own)
     assert sorted(own.iterdir()) == before

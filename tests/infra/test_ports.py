@@ -9,6 +9,7 @@ import pytest
 
 from infra import ports
 from infra.ports import FIRST, LAST, free_port
+from tests.conftest import skip_or_fail
 
 
 def test_a_server_can_listen_there() -> None:
@@ -22,7 +23,7 @@ def test_a_server_can_listen_there() -> None:
 def test_outgoing_connections_get_others() -> None:
     kept = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if not kept.exists():
-        pytest.skip("this system does not say which ports it gives to outgoing connections")
+        skip_or_fail("this system does not say which ports it gives to outgoing connections")
     assert int(kept.read_text().split()[0]) >= LAST
 
 

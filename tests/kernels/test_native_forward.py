@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -25,6 +24,7 @@ from engine.sequence import Request, Sequence
 from engine.weights.safetensors import Checkpoint
 from kernels.cpu import library
 from kernels.cpu.build import VARIANTS, BuildUnavailable, usable_variants
+from tests.conftest import need_native_path
 from tests.models import FAMILIES, make_tiny_model
 
 CPU = torch.device("cpu")
@@ -33,12 +33,7 @@ MAX_LEN = 320
 
 @pytest.fixture(scope="session", autouse=True)
 def _native() -> None:
-    try:
-        library.load()
-    except BuildUnavailable as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
+    need_native_path()
 
 
 def load(folder: Path) -> tuple[DecoderConfig, DecoderWeights]:
