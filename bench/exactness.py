@@ -125,7 +125,7 @@ class Bench:
 
     def _draft_model(self, config: EngineConfig) -> DraftModel | None:
         """Loaded once for all engines."""
-        name = config.speculative or ""
+        name = config.speculative
         if name not in self._draft_models:
             assert isinstance(self._loaded.runner, TorchRunner)
             model = load_draft_model(resolve(self._model), self._loaded.runner.decoder, config)
@@ -145,7 +145,7 @@ class Bench:
         params = SamplingParams(**{"max_tokens": self.num_tokens, "ignore_eos": True, "logprobs": 5, **kind})
         cases = []
         for prompt in self.prompts():
-            llm = self.engine()
+            llm = self.engine(speculative="none")
             cases.append(Case(prompt, params, llm.generate([{"prompt_token_ids": prompt}], params)[0]))
         return cases
 

@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="file; bench/results/steps-<date>.json")
     options = parser.parse_args()
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    llm = LLM(options.model, EngineConfig(dtype=options.dtype, max_num_batched_tokens=1024))
+    llm = LLM(options.model, EngineConfig(dtype=options.dtype, max_num_batched_tokens=1024, speculative="none"))
     stopwatch = watch(llm, clock)
     print(f"{'microseconds per step':<24}" + "".join(f"{part:>11}" for part in PARTS) + f"{'outside':>11}")
     found = {}

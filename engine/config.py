@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args, get_origin, get_type_hints
 
 from engine.errors import InvalidConfig
@@ -16,7 +16,7 @@ BLOCK_SIZES = (8, 16, 32, 64)
 
 Policy = Literal["fcfs", "priority", "deadline", "fair"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
-Speculative = Literal["ngram", "suffix", "draft", "self"]
+Speculative = Literal["auto", "none", "ngram", "suffix", "draft", "self"]
 Verification = Literal["coupled", "rejection"]
 
 MODEL_PROPOSERS = ("draft", "self")  # those that compute, and so depend on the runner
@@ -65,7 +65,8 @@ class EngineConfig:
     scheduling_policy: Policy = "fcfs"
     priority_seconds: float = 60.0  # policy priority: so many seconds of waiting outweigh one level
 
-    speculative: Speculative | None = None  # what guesses the next tokens: ngram, suffix, draft or self; None: nothing
+    # what guesses the next tokens; auto: ngram where no bit can change by it (ModelInfo.is_invariant), else none
+    speculative: Speculative = "auto"
     speculative_model: str | None = None  # of speculative draft: a smaller model with the same vocabulary
     num_speculative_tokens: int = 10  # guesses verified at once for a sequence, at most
     speculative_adaptive: bool = True  # fewer where measured acceptance and costs say so, down to none; else always all
@@ -119,12 +120,15 @@ class EngineConfig:
             raise InvalidConfig("enable_host_prefix_cache", "needs enable_prefix_caching and a swap_space above 0")
         if self.fake_poison == "":
             raise InvalidConfig("fake_poison", "is empty and would match every prompt; give a text, or leave it out")
-        if self.speculative is not None and self.speculative not in get_args(Speculative):
-            raise InvalidConfig(
-                "speculative", f"is {self.speculative!r}; choose one of {', '.join(get_args(Speculative))}"
-            )
         if (self.speculative == "draft") != (self.speculative_model is not None):
             raise InvalidConfig("speculative_model", "goes with speculative draft; name a model, or leave both out")
+
+    def for_model(self, info: ModelInfo) -> EngineConfig:
+        """What `auto` leaves to the model, chosen."""
+        if self.speculative != "auto":
+            return self
+        could_guess = info.is_invariant and self.overlap_scheduling != "on"  # which rests while anything is guessed
+        return replace(self, speculative="ngram" if could_guess else "none")
 
 
 def _check_literals(config: EngineConfig) -> None:
@@ -149,6 +153,7 @@ class ModelInfo:
     device: str
     kernels: str  # which arithmetic: part of the numerics profile
     tensor_parallel_size: int = 1  # likewise
+    is_invariant: bool = False  # a row's numbers are the same to the bit alone and among any others
     chat_template: str | None = None
     max_draft_len: int | None = None  # tokens of context of the model that drafts for it, where one does
 

@@ -59,8 +59,9 @@ class LLM:
         Raises ModelLoadError or InvalidConfig. `clock` gives seconds and never goes back;
         `wall_clock` is the Unix time that deadlines are given in.
         """
-        self.config = config or EngineConfig()
-        loaded = model if isinstance(model, LoadedModel) else _load(model, self.config)
+        config = config or EngineConfig()
+        loaded = model if isinstance(model, LoadedModel) else _load(model, config)
+        self.config = config.for_model(loaded.info)
         runner = loaded.runner
         if runner.block_size != self.config.block_size:  # tables and storage would disagree, silently
             raise InvalidConfig(

@@ -22,6 +22,7 @@ from engine.guided.look_ahead import LookAhead
 from engine.kv_storage import KVStorage, block_bytes, num_blocks_within
 from engine.models.draft import DraftModel, load_draft_model
 from engine.models.load import AnyDecoder, load_decoder
+from engine.models.native import NativeDecoder
 from engine.plan import Plan, Runner, StepResult, StepShape
 from engine.rejection_sampler import reject
 from engine.row_places import draws_of, prompt_logprobs
@@ -147,6 +148,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             device=str(device),
             kernels=decoder.kernels,
             tensor_parallel_size=config.tensor_parallel_size,
+            is_invariant=isinstance(decoder, NativeDecoder),
             chat_template=tokenizer.chat_template_source,
             max_draft_len=None if draft is None else draft.max_len,
         ),

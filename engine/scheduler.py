@@ -41,7 +41,8 @@ class Scheduler:
         self.roster = Roster(
             config, num_blocks=num_blocks, num_host_slots=num_host_slots, max_model_len=max_model_len, costs=costs
         )
-        self.speculator = None if config.speculative is None else Speculator(config, costs, max_draft_len)
+        is_plain = config.speculative in ("auto", "none")
+        self.speculator = None if is_plain else Speculator(config, costs, max_draft_len)
         self._planner = StepPlanner(self.roster, config, costs, self.speculator)
         self._committer = StepCommitter(self.roster, config, self.speculator)
         self._ahead_planner = AheadPlanner(self.roster)

@@ -4,7 +4,7 @@
             ^^^^^^^ matches                ^^^^^^^^^^^        and what came behind them is proposed: jumped ...
 
 Each sequence keeps an index from every pair of tokens to the places behind it; the longest match among the newest few
-places wins, and of equally long ones the newest.
+places wins, and of equally long ones the newest. Where no pair matches, the newest place behind the last token does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.speculation.proposal import NOTHING, Proposal
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
-_KEY_LEN = 2  # tokens that must match at least
+_KEY_LEN = 2  # tokens of a key of the index
 _MAX_MATCH = 16  # a longer match says no more
 _MAX_PLACES = 16  # that are looked at, of those behind one pair
 
@@ -27,7 +27,7 @@ class NgramProposer:
         self._indexes: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
 
     def propose(self, sequence: Sequence, count: int) -> Proposal:
-        """Graded by the length of the match, 2 to 16."""
+        """Graded by the length of the match, 1 to 16."""
         index = self._indexes.get(sequence)
         if index is None:
             index = self._indexes[sequence] = _Index()
@@ -39,26 +39,31 @@ class NgramProposer:
 
 
 class _Index:
-    """The tokens of one sequence, and where each pair of them ends."""
+    """The tokens of one sequence, and where each pair of them ends, and each token."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._places: dict[tuple[int, int], list[int]] = {}  # pair -> places behind it, ascending
+        self._newest: dict[int, int] = {}  # token -> the newest place behind it
 
     def extend(self, sequence: Sequence) -> None:
-        """Takes the tokens that are new since the last time; places behind the newest pair are not listed yet."""
-        tokens, places = self._tokens, self._places
+        """Takes the tokens that are new since the last time; places behind the newest ones are not listed yet."""
+        tokens, places, newest = self._tokens, self._places, self._newest
         start = len(tokens)
         tokens += sequence.tokens(start, sequence.num_tokens)
-        for place in range(max(start, _KEY_LEN), len(tokens)):
-            places.setdefault((tokens[place - 2], tokens[place - 1]), []).append(place)
+        for place in range(max(start, 1), len(tokens)):
+            last = tokens[place - 1]
+            newest[last] = place
+            if place >= _KEY_LEN:
+                places.setdefault((tokens[place - 2], last), []).append(place)
 
     def longest_match(self) -> tuple[int, int]:
-        """(place, how many tokens before it equal the newest ones); (0, 0) where no pair matches."""
+        """(place, how many tokens before it equal the newest ones); (0, 0) where none does."""
         tokens = self._tokens
+        best = self._newest.get(tokens[-1], 0)
+        best_len = 1 if best else 0
         if len(tokens) < _KEY_LEN:
-            return 0, 0
-        best, best_len = 0, 0
+            return best, best_len
         for place in reversed(self._places.get((tokens[-2], tokens[-1]), [])[-_MAX_PLACES:]):
             match_len = _KEY_LEN
             most = min(place, _MAX_MATCH)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.speculation.proposal import Proposer
 
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
+_NO_OFFER = Offer(0, 0.0)
 _MODEL_GRADE = 0  # of whatever a model drafts
 _FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
 
@@ -56,10 +57,7 @@ class Speculator:
     def propose(self, rows: list[Row], most: int) -> list[list[int]]:
         """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
         proposals = [self._proposal(row.sequence) for row in rows]
-        offers = [
-            Offer(self._count(row.sequence, each), self._rates.rate(row.sequence, each.grade))
-            for row, each in zip(rows, proposals, strict=True)
-        ]
+        offers = [self._offer(row.sequence, each) for row, each in zip(rows, proposals, strict=True)]
         depths = self._adapted(offers, most) if self._is_adaptive else _in_order(offers, most)
         return [each.token_ids[:depth] for each, depth in zip(proposals, depths, strict=True)]
 
@@ -77,11 +75,12 @@ class Speculator:
     def _proposal(self, sequence: Sequence) -> Proposal:
         if self._proposer is None:
             return Proposal([0] * self._most, _MODEL_GRADE)
-        guess = self._guesses.get(sequence)
+        guess = self._guesses.pop(sequence, None)
         if guess is not None:
             self._judge(sequence, guess)
         proposal = self._proposer.propose(sequence, self._most)
-        self._guesses[sequence] = _Guess(sequence.num_tokens, proposal)
+        if proposal.token_ids:
+            self._guesses[sequence] = _Guess(sequence.num_tokens, proposal)
         return proposal
 
     def _judge(self, sequence: Sequence, guess: _Guess) -> None:
@@ -94,6 +93,10 @@ class Speculator:
                 return
             num_right += 1
         self._rates.observe(sequence, guess.proposal.grade, num_right=num_right, has_wrong=False)
+
+    def _offer(self, sequence: Sequence, proposal: Proposal) -> Offer:
+        count = self._count(sequence, proposal) if proposal.token_ids else 0
+        return Offer(count, self._rates.rate(sequence, proposal.grade)) if count else _NO_OFFER
 
     def _count(self, sequence: Sequence, proposal: Proposal) -> int:
         """How many of the proposals may be verified: the target's own token is output, too."""

@@ -96,6 +96,7 @@ struct Rows {
 struct Task {
     int row, head, begin, end;  // tokens [begin, end)
 };
+constexpr size_t LEAST_TASKS = 3;  // for each member
 
 }  // namespace
 
@@ -130,19 +131,25 @@ class Decoder {
         x.resize(T * m.hidden);
         qkv.resize(T * qkv_stride());
         projected.resize(T * hidden_stride());
-        normed.resize(std::max<long>(T, batch.num_logits), m.hidden, spaced(m.hidden), m.is_coded);
+        normed.resize(std::max<long>(T, team.size()), m.hidden, spaced(m.hidden), m.is_coded);
         mixed.resize(T, q_size(), spaced(q_size()), m.is_coded);
         gated.resize(T, m.intermediate, m.is_coded ? 0 : spaced(inner()), m.is_coded);
     }
 
+    // Pieces as large as they may be, since each reads its keys and values anew; smaller where there would be too few for all
+    // members to be done together.
     void plan_attention(const Batch& batch) {
+        int queries = std::max(1, QUERY_ROWS * m.kv_heads / m.heads);
+        for (plan_attention(batch, queries); queries > 1 && tasks.size() < LEAST_TASKS * team.size();)
+            plan_attention(batch, queries = (queries + 1) / 2);
+        std::reverse(tasks.begin(), tasks.end());  // a chunk's last queries see the most: start with them
+    }
+    void plan_attention(const Batch& batch, int queries) {
         tasks.clear();
-        const int queries = std::max(1, QUERY_ROWS * m.kv_heads / m.heads);
         for (int row = 0; row < batch.num_rows; row++)
             for (int begin = batch.row_starts[row]; begin < batch.row_starts[row + 1]; begin += queries)
                 for (int head = 0; head < m.kv_heads; head++)
                     tasks.push_back({row, head, begin, std::min(begin + queries, batch.row_starts[row + 1])});
-        std::reverse(tasks.begin(), tasks.end());  // a chunk's last queries see the most: start with them
     }
 
     // Each member runs this; the barriers stand where one needs what the others made.
@@ -152,6 +159,7 @@ class Decoder {
         for (int t = tokens.begin; t < tokens.end; t++) {
             const float* from = m.embedding + static_cast<long>(batch.token_ids[t]) * m.hidden;
             for (int i = 0; i < m.hidden; i++) hidden_of(t)[i] = from[i] * m.embedding_scale;
+            norm(t, layers[0].attention_norm, member);
         }
         const Rows all{batch.num_tokens, tokens}, wanted{batch.num_logits, share(batch.num_logits, member, team.size())};
         for (int l = 0; l < m.num_layers; l++) {
@@ -159,20 +167,19 @@ class Decoder {
             const bool is_last = l == m.num_layers - 1;
             if (is_last) keep_wanted(batch, member);
             attention_out(layers[l], member, is_last ? wanted : all, watch);
-            mlp(layers[l], member, is_last ? wanted : all, watch);
+            mlp(layers[l], is_last ? m.final_norm : layers[l + 1].attention_norm, member, is_last ? wanted : all, watch);
         }
-        team.barrier();
-        for (int i = wanted.mine.begin; i < wanted.mine.end; i++) norm(i, m.final_norm);
         team.barrier();
         watch.lap(NORMS);
         product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, m.vocab, member);
         watch.lap(HEAD);
     }
 
-    // A row of the next product's left factor.
-    void norm(int t, const float* weight) {
-        rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, normed.row(t));
-        if (m.is_coded) normed.codes.write(t, normed.row(t));
+    // A row of the next product's left factor. Where that is codes, the floats are a member's own, which its cache keeps.
+    void norm(int t, const float* weight, int member) {
+        float* to = normed.row(m.is_coded ? member : t);
+        rms_norm(hidden_of(t), weight, m.norm_eps, m.hidden, to);
+        if (m.is_coded) normed.codes.write(t, to);
     }
 
     // Behind the last attention nothing but logits follows: the rows that have some move to the front, and the others' work
@@ -190,7 +197,6 @@ class Decoder {
 
     void attention(const Batch& batch, int l, int member, Range tokens, Stopwatch& watch) {
         const Layer& layer = layers[l];
-        for (int t = tokens.begin; t < tokens.end; t++) norm(t, layer.attention_norm);
         team.barrier();
         watch.lap(NORMS);
         product(normed, layer.qkv, qkv.data(), qkv_stride(), batch.num_tokens, m.hidden, q_size() + 2 * kv_size(),
@@ -226,7 +232,7 @@ class Decoder {
         watch.lap(ATTENTION_OUT);
         for (int t = rows.mine.begin; t < rows.mine.end; t++) {
             add(t, layer.attention_post_norm);
-            norm(t, layer.mlp_norm);
+            norm(t, layer.mlp_norm, member);
         }
     }
 
@@ -293,7 +299,7 @@ class Decoder {
 
     // A panel of gate and its panel of up are made for some rows at a time, and their product at once, while all of it
     // is in the L1 cache.
-    void mlp(const Layer& layer, int member, Rows all, Stopwatch& watch) {
+    void mlp(const Layer& layer, const float* following_norm, int member, Rows all, Stopwatch& watch) {
         team.barrier();
         watch.lap(NORMS);
         alignas(64) float both[BLOCK_ROWS][2 * PANEL];
@@ -318,7 +324,10 @@ class Decoder {
         watch.lap(GATE_UP);
         product(gated, layer.down, projected.data(), hidden_stride(), all.count, m.intermediate, m.hidden, member);
         watch.lap(DOWN);
-        for (int t = all.mine.begin; t < all.mine.end; t++) add(t, layer.mlp_post_norm);
+        for (int t = all.mine.begin; t < all.mine.end; t++) {
+            add(t, layer.mlp_post_norm);
+            norm(t, following_norm, member);
+        }
     }
 
     // Panels that a member takes at a time: where there is much to compute several pieces for each, so that none is long waited

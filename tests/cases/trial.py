@@ -31,7 +31,7 @@ class Trial:
 
     def __init__(self, loaded: LoadedModel, *, folder: Path | None = None, **changes: Any) -> None:
         """`folder`: of the model, where something beside it must be loaded, as a drafter is."""
-        settings = {"block_size": BLOCK, "num_kv_blocks": 128, "max_num_seqs": 16, **changes}
+        settings = {"block_size": BLOCK, "num_kv_blocks": 128, "max_num_seqs": 16, "speculative": "none", **changes}
         num_host_slots = settings.pop("num_host_slots", 0)
         assert isinstance(loaded.runner, TorchRunner)
         decoder = loaded.runner.decoder

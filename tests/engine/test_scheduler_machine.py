@@ -27,7 +27,7 @@ configs = st.fixed_dictionaries(
         "enable_prefix_caching": st.booleans(),
         "enable_host_prefix_cache": st.booleans(),
         "max_step_seconds": st.sampled_from([None, 0.05]),
-        "speculative": st.sampled_from([None, "ngram", "suffix", "draft"]),
+        "speculative": st.sampled_from(["none", "ngram", "suffix", "draft"]),
         "num_speculative_tokens": st.integers(1, 6),
         "speculative_adaptive": st.booleans(),
         "fake_acceptance": st.sampled_from([0.0, 0.5, 0.9, 1.0]),

@@ -266,7 +266,7 @@ def seconds_for(num_tokens: int, **changes: Any) -> float:
 
 
 def test_costs_of_2_and_50_ms_at_acceptance_70_percent_give_two_and_a_half_times_the_speed() -> None:
-    plain = seconds_for(3000, speculative=None, speculative_model=None)
+    plain = seconds_for(3000, speculative="none", speculative_model=None)
     assert plain / seconds_for(3000, speculative_adaptive=False) == pytest.approx(2.45, abs=0.1)
     assert plain / seconds_for(3000) > 2.3
 
@@ -276,7 +276,7 @@ def test_costs_of_2_and_50_ms_at_acceptance_70_percent_give_two_and_a_half_times
 )
 def test_adaptive_speculation_that_cannot_pay_costs_almost_nothing(acceptance: float, seconds_per_draft: float) -> None:
     changes = {"fake_acceptance": acceptance, "fake_seconds_per_draft": seconds_per_draft}
-    plain = seconds_for(1500, speculative=None, speculative_model=None)
+    plain = seconds_for(1500, speculative="none", speculative_model=None)
     assert plain / seconds_for(1500, **changes) > 0.97
 
 

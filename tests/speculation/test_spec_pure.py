@@ -61,10 +61,15 @@ def test_of_equally_long_matches_the_newest_is_continued() -> None:
     assert NgramProposer().propose(sequence_of([7, 8, 1, 5, 7, 8, 2, 6, 7, 8]), 1).token_ids == [2]
 
 
+def test_where_no_pair_matches_what_followed_the_last_token_newest_is_continued() -> None:
+    proposal = NgramProposer().propose(sequence_of([5, 1, 2, 5, 3, 4, 5]), 2)
+    assert proposal == ([3, 4], 1)
+
+
 def test_output_is_looked_up_as_it_grows() -> None:
     proposer, sequence = NgramProposer(), sequence_of([1, 2])
     assert proposer.propose(sequence, 4).token_ids == []
-    for token_id, expected in ((3, []), (1, []), (2, [3, 1, 2, 3]), (3, [1, 2, 3, 1])):
+    for token_id, expected in ((3, []), (1, [2, 3, 1, 2]), (2, [3, 1, 2, 3]), (3, [1, 2, 3, 1])):
         sequence.output_token_ids.append(token_id)
         assert proposer.propose(sequence, 4).token_ids == expected
 
@@ -74,10 +79,10 @@ def test_whatever_lookup_proposes_did_follow_the_match(tokens: list[int], count:
     """Against a search that looks at every place: no longer match exists within the newest few, and it is continued."""
     token_ids, grade = NgramProposer().propose(sequence_of(tokens), count)
     ends = {end for end in range(2, len(tokens)) if tokens[end - 2 : end] == tokens[-2:]}
-    if not ends:
+    newest = sorted(ends)[-16:] or [end for end in range(1, len(tokens)) if tokens[end - 1] == tokens[-1]][-1:]
+    if not newest:
         assert token_ids == []
         return
-    newest = sorted(ends)[-16:]
     lens = {end: _common_suffix(tokens[:end], tokens) for end in newest}
     assert grade == min(16, max(lens.values()))
     place = max(end for end in newest if min(16, lens[end]) == grade)
