@@ -1,7 +1,7 @@
 """Tokens never change: one matrix of what may share an engine with a request, against the request alone.
 
     python -m bench.exactness [--model NAME] [--kernels auto|torch] [--dtype auto|int8] [--kv-cache-dtype auto|int8]
-        [--tokens 24] [--speculative all|ngram,suffix,self,draft]
+        [--tokens 24] [--speculative all|ngram,suffix,self,draft] [--kinds greedy,seeded,...]
 
 Each cell is one condition (batch, chunk, block size, cache, small pool, swap, aborts, continuation, ...) with one kind
 of request (greedy, seeded, penalties, stops, n = 4, ...) over prompts of many lengths. Compared with the same request
@@ -367,7 +367,10 @@ def main() -> int:
     parser.add_argument("--kv-cache-dtype", choices=["auto", "int8"], default="auto")
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--speculative", help="only this: proposers by name, or all, each against none")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="kinds of requests")
     options = parser.parse_args()
+    if unknown := set(options.kinds.split(",")) - set(KINDS):
+        parser.error(f"--kinds: unknown {', '.join(sorted(unknown))}; choose of {', '.join(KINDS)}")
     bench = Bench(
         options.model,
         options.tokens,
@@ -377,7 +380,8 @@ def main() -> int:
     )
     report = bench.report
     began = time.monotonic()
-    for kind, params in KINDS.items():
+    for kind in options.kinds.split(","):
+        params = KINDS[kind]
         cases = bench.cases(params)
         for name, condition in wanted(options.speculative, options.model):
             before = report.mismatches

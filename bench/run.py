@@ -2,6 +2,7 @@
 submitted at once, no prefix cache.
 
     python -m bench.run [--workload w32|bulk32|FILE ...] [--dtype float32] [--kernels auto|native|torch]
+        [--speculative auto|none]
 
 `ready_s`: until the engine can serve, the process's own start left out; `single_s`: the first prompt alone, 64 tokens.
 """
@@ -23,13 +24,18 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kernels", choices=["auto", "native", "torch"], default="auto")
+    parser.add_argument("--speculative", default="auto", help="what guesses; none: what guessing gains")
     parser.add_argument("--outputs", type=Path, help="folder for each workload's token ids, as NAME.json")
     options = parser.parse_args()
     began = time.perf_counter()
     from engine import LLM, EngineConfig, SamplingParams
 
     config = EngineConfig(
-        dtype=options.dtype, cpu_kernels=options.kernels, enable_prefix_caching=False, kv_cache_memory_bytes=2 << 30
+        dtype=options.dtype,
+        cpu_kernels=options.kernels,
+        speculative=options.speculative,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=2 << 30,
     )
     llm = LLM(options.model, config)
     ready_seconds = time.perf_counter() - began

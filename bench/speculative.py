@@ -52,9 +52,17 @@ from engine.weights import resolve
 MODEL = "smollm2-135m"
 FIXED = (1, 3, 5)
 LEAST_BEST, LEAST_WORST, LEAST_OF_FIXED = 1.8, 0.97, 0.9
-_NAMES = ("Maria", "Ahmed", "Wei", "Olga", "Pedro", "Aiko", "John", "Fatima")
-_CITIES = ("Lisbon", "Cairo", "Shanghai", "Kyiv", "Lima", "Osaka", "Leeds", "Rabat")
-_TRADES = ("baker", "teacher", "sailor", "nurse", "painter", "farmer", "lawyer", "tailor")
+# 23, 19 and 17 of them: two records never agree in all three.
+_NAMES = (
+    "Maria Ahmed Wei Olga Pedro Aiko John Fatima Lars Priya Tomas Leila Hugo Nadia Kofi Elena Ravi Ingrid Mateo Sofia "
+    "Yusuf Clara Dmitri"
+).split()
+_CITIES = (
+    "Lisbon Cairo Shanghai Kyiv Lima Osaka Leeds Rabat Bergen Pune Prague Shiraz Lyon Tunis Accra Turin Delhi Malmo Quito"
+).split()
+_TRADES = (
+    "baker teacher sailor nurse painter farmer lawyer tailor pilot chemist mason singer cook porter clerk smith gardener"
+).split()
 
 
 def summaries(count: int) -> list[str]:
@@ -70,9 +78,9 @@ def records(count: int) -> list[str]:
     asks = []
     for index in range(count):
         lines = [
-            f"{_NAMES[(index + i) % 8]} is {20 + (7 * index + 11 * i) % 50} years old, lives in "
-            f"{_CITIES[(3 * index + i) % 8]} and works as a {_TRADES[(5 * index + i) % 8]}."
-            for i in range(4)
+            f"{_NAMES[each % 23]} is {20 + (11 * each) % 50} years old, lives in "
+            f"{_CITIES[(3 * each) % 19]} and works as a {_TRADES[(5 * each) % 17]}."
+            for each in range(4 * index, 4 * index + 4)
         ]
         example = '[{"name": "Ann", "age": 41, "city": "Oslo", "job": "cook"}]'
         asks.append(
@@ -225,7 +233,7 @@ def main() -> int:
             for turn in range(options.turns):
                 for mode in modes if turn % 2 == 0 else modes[::-1]:
                     if batch >= 4 or "fixed" not in mode.name:
-                        bench.run(mode, task, batch, (2 if batch > 8 else 3) * batch, turn)
+                        bench.run(mode, task, batch, max(12, (2 if batch > 8 else 3) * batch), turn)
     report = {
         "weights": options.weights,
         "dtype": options.dtype,

@@ -29,8 +29,16 @@ class System:
 
 
 def _ours(dtype: str) -> System:
+    """As it comes: on the native path `ngram` guesses."""
     command = [sys.executable, "-m", "bench.run", "--dtype", dtype]
     return System(f"millstream-{dtype}", None, lambda into: command)
+
+
+def _ours_without_speculation(dtype: str) -> System:
+    """What of our figures is not speculation's."""
+    ours = _ours(dtype)
+    command = [*ours.command(Path()), "--speculative", "none"]
+    return System(f"{ours.name}-no-speculation", None, lambda into: command)
 
 
 def _vllm(name: str, *options: str) -> System:
@@ -51,6 +59,8 @@ SYSTEMS = [
     _vllm("vllm-float32-compiled"),
     _ours("int8"),
     _llama("Q4_0", is_leading=True),
+    _ours_without_speculation("float32"),
+    _ours_without_speculation("int8"),
     _vllm("vllm-float32-eager", "--eager"),
     _llama("Q8_0", is_leading=False),
     _llama("F32", is_leading=False),

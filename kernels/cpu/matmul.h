@@ -90,8 +90,8 @@ inline void matmul(const float* x, long x_stride, const uint8_t* packed, float* 
                 for (int n = 0; n < STRIPS; n++) strips[n] = Strip(packed + (p * STRIPS + n) * Strip::bytes(k_len), k0);
                 Part part{x + m0 * x_stride + k0, x_stride, y + m0 * y_stride + p * PANEL,
                                 y_stride, std::min(k_len - k0, BLOCK_K), k0 == 0};
-                if (count <= 2) {  // so few sums wait for each other: all strips at once
-                    short_tile<2, STRIPS>(count, part, strips);
+                if (count == 1) {  // so few sums wait for each other: all strips at once
+                    tile<1, STRIPS>(part, strips);
                     continue;
                 }
                 for (int n = 0; n < STRIPS; n++, part.y += STRIP)
