@@ -21,26 +21,30 @@ SECONDS_PER_MORE = 0.00125
 
 
 class Device(FakeRunner):
-    """Costs of a step by its tokens, as a roof gives them; a draft for each depth."""
+    """Costs of a step by its tokens, as a roof gives them; a draft for each depth, and for each sequence that has it."""
 
     seconds = 0.0
     draft_seconds = 0.0
+    draft_seconds_each = 0.0
 
     def execute(self, plan: Plan) -> StepResult:
         result = super().execute(plan)
         if plan.rows:
             depth = max(row.num_proposals for row in plan.rows)
-            result.draft_seconds = depth * self.draft_seconds
+            num_drafting = sum(row.num_proposals > 0 for row in plan.rows)
+            result.draft_seconds = depth * (self.draft_seconds + num_drafting * self.draft_seconds_each)
             self.seconds += 0.02 + SECONDS_PER_MORE * max(0, plan.num_tokens - FREE_TOKENS) + result.draft_seconds
         return result
 
 
-def seconds_of(batches: list[int], num_tokens: int, draft_seconds: float = 0.0, **changes: Any) -> float:
+def seconds_of(
+    batches: list[int], num_tokens: int, draft_seconds: float = 0.0, draft_seconds_each: float = 0.0, **changes: Any
+) -> float:
     """Batches one after another, each run to its end, in one engine."""
     config = EngineConfig(num_kv_blocks=2048, max_num_batched_tokens=1024, enable_prefix_caching=False, **changes)
     loaded = load_fake(config)
     runner = Device(config)
-    runner.draft_seconds = draft_seconds
+    runner.draft_seconds, runner.draft_seconds_each = draft_seconds, draft_seconds_each
     model = LoadedModel(runner=runner, tokenizer=loaded.tokenizer, info=loaded.info)
     llm = LLM(model, config, clock=lambda: runner.seconds)
     for turn, batch in enumerate(batches):
@@ -58,6 +62,13 @@ def test_never_below_none(batch: int, acceptance: float, draft_seconds: float) -
     none = seconds_of([batch], 150)
     speculating = seconds_of([batch], 150, draft_seconds, fake_acceptance=acceptance, **DRAFT)
     assert none / speculating >= 0.97
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 32, 64])
+@pytest.mark.parametrize("each", [0.0005, 0.001, 0.002])
+def test_a_draft_that_is_cheap_for_one_sequence_and_dear_for_many(batch: int, each: float) -> None:
+    none = seconds_of([batch], 400)
+    assert none / seconds_of([batch], 400, 0.001, each, fake_acceptance=0.95, **DRAFT) >= 0.97
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 32, 64])
