@@ -54,15 +54,17 @@ FIXED = (1, 3, 5)
 LEAST_BEST, LEAST_WORST, LEAST_OF_FIXED = 1.8, 0.97, 0.9
 # 23, 19 and 17 of them: two records never agree in all three.
 _NAMES = (
-    "Maria Ahmed Wei Olga Pedro Aiko John Fatima Lars Priya Tomas Leila Hugo Nadia Kofi Elena Ravi Ingrid Mateo Sofia "
-    "Yusuf Clara Dmitri"
-).split()
+    "Maria", "Ahmed", "Wei", "Olga", "Pedro", "Aiko", "John", "Fatima", "Lars", "Priya", "Tomas", "Leila",
+    "Hugo", "Nadia", "Kofi", "Elena", "Ravi", "Ingrid", "Mateo", "Sofia", "Yusuf", "Clara", "Dmitri",
+)  # fmt: skip
 _CITIES = (
-    "Lisbon Cairo Shanghai Kyiv Lima Osaka Leeds Rabat Bergen Pune Prague Shiraz Lyon Tunis Accra Turin Delhi Malmo Quito"
-).split()
+    "Lisbon", "Cairo", "Shanghai", "Kyiv", "Lima", "Osaka", "Leeds", "Rabat", "Bergen", "Pune", "Prague",
+    "Shiraz", "Lyon", "Tunis", "Accra", "Turin", "Delhi", "Malmo", "Quito",
+)  # fmt: skip
 _TRADES = (
-    "baker teacher sailor nurse painter farmer lawyer tailor pilot chemist mason singer cook porter clerk smith gardener"
-).split()
+    "baker", "teacher", "sailor", "nurse", "painter", "farmer", "lawyer", "tailor", "pilot", "chemist", "mason",
+    "singer", "cook", "porter", "clerk", "smith", "gardener",
+)  # fmt: skip
 
 
 def summaries(count: int) -> list[str]:

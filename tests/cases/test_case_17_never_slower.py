@@ -21,7 +21,7 @@ SECONDS_PER_MORE = 0.00125
 
 
 class Device(FakeRunner):
-    """Costs of a step by its tokens, as a roof gives them; a draft for each depth, and for each sequence that has it."""
+    """Costs of a step by its tokens, as a roof gives them; of a draft by depth, and by sequences that have it."""
 
     seconds = 0.0
     draft_seconds = 0.0
