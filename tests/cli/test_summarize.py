@@ -141,11 +141,16 @@ def test_interrupted_it_cancels_what_it_started(stack: Stack, tmp_path: Path) ->
             time.sleep(0.1)
 
 
+POLL_SECONDS = 0.02
+MOST_LOOKS = int(WAIT_SECONDS / POLL_SECONDS)
+
+
 class Recorder(Listener):
     def __init__(self) -> None:
         self.pieces: dict[str, list[str]] = {}
         self.ends: list[str] = []
         self.counts: dict[str, list[int]] = {}
+        self.notes: list[str] = []
         self.looks: Counter[str] = Counter()  # at documents whose end waits for their pieces
 
     def changed(self, document: DocumentProgress) -> None:
@@ -157,6 +162,9 @@ class Recorder(Listener):
 
     def finished(self, document: DocumentProgress) -> None:
         self.ends.append(document.id)
+
+    def noted(self, text: str) -> None:
+        self.notes.append(text)
 
 
 See = Callable[[DocumentProgress, Recorder], DocumentProgress]
@@ -177,7 +185,7 @@ def follow(
     def look() -> list[DocumentProgress]:
         return [see(document, recorder) for document in session.look()]
 
-    return Follower(look, session.job, [recorder], poll_seconds=0.02).follow(), recorder, session
+    return Follower(look, session.job, [recorder], poll_seconds=POLL_SECONDS).follow(), recorder, session
 
 
 def shown(document: DocumentProgress, recorder: Recorder) -> str:
@@ -186,7 +194,7 @@ def shown(document: DocumentProgress, recorder: Recorder) -> str:
 
 def unended_until_it_was_streamed(document: DocumentProgress, recorder: Recorder) -> DocumentProgress:
     """A document may end between two looks, before its first piece comes: here its end waits for its last piece."""
-    if document.summary is None or document.summary == shown(document, recorder) or recorder.looks[document.id] > 500:
+    if document.summary is None or document.summary == shown(document, recorder) or recorder.looks[document.id] > MOST_LOOKS:
         return document
     recorder.looks[document.id] += 1
     return replace(document, status="running", summary=None)
@@ -197,7 +205,7 @@ def test_summaries_are_streamed_as_they_are_written(stack: Stack) -> None:
     with Client(stack.url) as client:
         ended, recorder, session = follow(client, documents, unended_until_it_was_streamed)
         totals = session.totals()
-    assert sorted(recorder.ends) == ["0", "1"]
+    assert (sorted(recorder.ends), recorder.notes) == (["0", "1"], [])
     for document in ended:
         assert len(recorder.pieces[document.id]) > 1
         assert shown(document, recorder) == document.summary
