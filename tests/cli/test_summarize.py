@@ -194,7 +194,8 @@ def shown(document: DocumentProgress, recorder: Recorder) -> str:
 
 def unended_until_it_was_streamed(document: DocumentProgress, recorder: Recorder) -> DocumentProgress:
     """A document may end between two looks, before its first piece comes: here its end waits for its last piece."""
-    if document.summary is None or document.summary == shown(document, recorder) or recorder.looks[document.id] > MOST_LOOKS:
+    is_seen = document.summary is None or document.summary == shown(document, recorder)
+    if is_seen or recorder.looks[document.id] > MOST_LOOKS:
         return document
     recorder.looks[document.id] += 1
     return replace(document, status="running", summary=None)
