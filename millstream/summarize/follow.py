@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from queue import Empty, Queue
 from threading import Thread
 
-from millstream.client.errors import ClientError
+from millstream.client.errors import ApiError, ClientError
 from millstream.client.job import JobHandle
 from millstream.summarize.progress import DocumentProgress, Listener
 
 MAX_STREAMS = 4  # summaries followed at once, the first documents first; others are shown when they are done
 MAX_POLL_SECONDS = 5.0
+_NOT_FOUND = 404
 
 Look = Callable[[], Sequence[DocumentProgress]]
 FindJob = Callable[[str], JobHandle]
@@ -25,6 +26,14 @@ class _Piece:
     document_id: str
     job_id: str
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Early:
+    """A run names the job that writes a summary just before that job is queued: until then there is none to stream."""
+
+    document_id: str
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,7 @@ class Follower:
         self._poll_seconds = poll_seconds
         self._last: dict[str, DocumentProgress] = {}
         self._streams: dict[str, str] = {}  # document id -> the job whose pieces count
-        self._news: Queue[_Piece | _Broken] = Queue()
+        self._news: Queue[_Piece | _Early | _Broken] = Queue()
 
     def follow(self) -> list[DocumentProgress]:
         """Returns the documents once all have ended. Raises ClientError where the gateway is lost."""
@@ -99,19 +108,24 @@ class Follower:
             for text in self._job(job_id).texts():
                 self._news.put(_Piece(document_id, job_id, text))
         except ClientError as error:  # the run goes on, and its summary comes with the document
-            self._news.put(_Broken(document_id, str(error)))
+            is_early = isinstance(error, ApiError) and error.status == _NOT_FOUND
+            self._news.put(_Early(document_id, job_id) if is_early else _Broken(document_id, str(error)))
 
     def _relay_until(self, end: float) -> None:
         with suppress(Empty):
             while True:
                 self._relay(self._news.get(timeout=max(end - time.monotonic(), 0.0)))
 
-    def _relay(self, news: _Piece | _Broken) -> None:
+    def _relay(self, news: _Piece | _Early | _Broken) -> None:
         document = self._last[news.document_id]
         if document.is_finished:
+            return
+        if isinstance(news, _Early):
+            if self._streams[news.document_id] == news.job_id:
+                del self._streams[news.document_id]  # the next look opens it again
             return
         for listener in self._listeners:
             if isinstance(news, _Broken):
                 listener.noted(f"{document.name}: its summary is not shown as it is written: {news.reason}")
-            elif news.job_id == self._streams[news.document_id]:
+            elif news.job_id == self._streams.get(news.document_id):
                 listener.piece(news.document_id, news.text)

@@ -19,10 +19,11 @@ from engine.config import EngineConfig
 from infra.settings import GatewaySettings, PipelineSettings, StoreSettings, WorkerSettings
 from millstream import Client, Stack
 from millstream.client.errors import ApiError
+from millstream.client.job import JobHandle
 from millstream.stack.settings import UpSettings
 from millstream.summarize import session as session_module
 from millstream.summarize.documents import Document, read_documents
-from millstream.summarize.follow import Follower
+from millstream.summarize.follow import FindJob, Follower
 from millstream.summarize.progress import DocumentProgress, Listener
 from millstream.summarize.session import Session
 from tests.cli.processes import WAIT_SECONDS
@@ -175,7 +176,7 @@ def as_it_is(document: DocumentProgress, recorder: Recorder) -> DocumentProgress
 
 
 def follow(
-    client: Client, documents: Sequence[Document], see: See = as_it_is
+    client: Client, documents: Sequence[Document], see: See = as_it_is, find_job: FindJob | None = None
 ) -> tuple[list[DocumentProgress], Recorder, Session]:
     """`see` gives what the follower sees of a document, given how it stands and what was shown so far."""
     session = Session(client, documents)
@@ -185,7 +186,8 @@ def follow(
     def look() -> list[DocumentProgress]:
         return [see(document, recorder) for document in session.look()]
 
-    return Follower(look, session.job, [recorder], poll_seconds=POLL_SECONDS).follow(), recorder, session
+    job = find_job or session.job
+    return Follower(look, job, [recorder], poll_seconds=POLL_SECONDS).follow(), recorder, session
 
 
 def shown(document: DocumentProgress, recorder: Recorder) -> str:
@@ -214,6 +216,23 @@ def test_summaries_are_streamed_as_they_are_written(stack: Stack) -> None:
     assert totals.coverage == 1.0
     assert totals.num_bytes == len(LONG.encode()) + len(SHORT.encode())
     assert totals.num_chunks == sum(document.num_chunks or 0 for document in ended)
+
+
+def test_a_job_that_is_named_before_it_is_queued_is_streamed_once_it_is_there(stack: Stack) -> None:
+    asked: list[str] = []
+
+    def find_job(job_id: str) -> JobHandle:
+        asked.append(job_id)
+        is_early = asked.count(job_id) < 3
+        return client.job(job_id[:-4] + "zzzz" if is_early else job_id)  # the former is unknown to the gateway
+
+    with Client(stack.url) as client:
+        (document,), recorder, _ = follow(
+            client, [Document("a", "a.txt", text=SHORT)], unended_until_it_was_streamed, find_job
+        )
+    assert shown(document, recorder) == document.summary
+    assert (recorder.ends, recorder.notes) == (["0"], [])
+    assert asked == [asked[0]] * 3
 
 
 def test_more_than_one_body_holds_is_sent_as_several_runs(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
