@@ -54,7 +54,7 @@ class DocumentOut(msgspec.Struct, kw_only=True):
     num_bytes_summarized: int
     summary: str | None
     error: ErrorDetail | None
-    streaming_job_id: str | None  # the job that writes `summary`: its events can be streamed
+    streaming_job_id: str | None  # the job that writes `summary`: its events can be streamed; 404 until it is queued
     usage: UsageView
     failures: list[FailureView]
 
