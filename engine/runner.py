@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 GIB = 1 << 30
 _DEFAULT_CPU_POOL_BYTES = GIB
+OWN_THREADS = torch.get_num_threads()  # as many as torch takes by itself
 _DTYPES = {
     "float32": torch.float32,
     "float16": torch.float16,
@@ -82,9 +83,11 @@ class TorchRunner:
         draft_seconds, draft_logits = self._drafter.draft(plan) if self._drafter is not None else (0.0, {})
         draws = draws_of(plan.rows)
         grammars = self._look_ahead.begin([draw.sequence for draw in draws])
-        logits = self._logits(plan)
-        if grammars is not None:
-            grammars.result()
+        try:
+            logits = self._logits(plan)
+        finally:
+            if grammars is not None:
+                grammars.result()
         samples = answer(logits, draws)
         if self._rejects:
             samples = reject(logits, plan.rows, samples, draft_logits)
@@ -183,11 +186,12 @@ def load_computation(
     folder: Path, config: EngineConfig, device: torch.device, group: RankGroup | None = None
 ) -> Computation:
     """A model folder on one device; of a group of ranks, this rank's share of it. Raises as `load_runner`."""
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads or OWN_THREADS)
     fields = json.loads((folder / "config.json").read_text())
     dtype = _dtype(config, fields, device)
     decoder, max_model_len = load_decoder(folder, fields, dtype, device, config, group)
+    if isinstance(decoder, NativeDecoder):
+        torch.set_num_threads(1)  # its own threads want all cores, and torch's spin for a while behind every call
     log.info("its weights are ready: %s", "; ".join(decoder.choices.values()))
     runner = (
         _cuda_runner(decoder, max_model_len, config, dtype, group)

@@ -56,7 +56,7 @@ class Sequence:
     num_registered_blocks: int = 0  # how many of its blocks the prefix cache has been told of
     host_keys: list[HostKey] = field(default_factory=list)  # while swapped: one for each block
     num_draft_tokens: int = 0  # so many tokens of its blocks the drafting model has computed, too
-    matcher: GrammarMatcher | None = None  # of a guided output; only who draws its tokens asks it
+    matcher: GrammarMatcher | None = None  # of a guided output; asked by one at a time: who proposes, then who draws
     check_at: int = 0  # while it decodes: so many computed tokens fill its last block or end it by length
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None

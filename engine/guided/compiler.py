@@ -44,7 +44,8 @@ class GrammarCompiler:
             self._compiled.move_to_end(grammar)
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
-            return GrammarMatcher(compiled.deep_copy())
+            assert self._vocabulary is not None
+            return GrammarMatcher(compiled.deep_copy(), self._vocabulary)
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -10,7 +10,7 @@ from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 
 Allowed = npt.NDArray[np.bool_]  # by token id; ids beyond its end are not allowed
 
@@ -21,9 +21,9 @@ _NUM_KEPT = 16  # answers: as many as a step asks for, which may be asked for tw
 class GrammarMatcher:
     """Used by one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
         self.error: str | None = None  # why nothing is allowed any more, where that is not the grammar's own end
-        self._matcher = matcher
+        self._matcher, self._vocabulary = matcher, vocabulary
         self._consumed: list[int] = []
         self._answers: dict[int, Allowed] = {}  # by how many of the consumed tokens they are about
 
@@ -35,8 +35,7 @@ class GrammarMatcher:
         num_shared = _num_shared(token_ids, self._consumed)
         if num_shared == len(token_ids) and num_shared in self._answers:
             return self._answers[num_shared]
-        self._go_back_to(num_shared)
-        if not self._consume(token_ids[num_shared:]):
+        if not self._go_to(token_ids):
             return _NOTHING
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._note_error()
@@ -45,6 +44,27 @@ class GrammarMatcher:
         while len(self._answers) > _NUM_KEPT:
             del self._answers[next(iter(self._answers))]
         return allowed
+
+    def forced_after(self, token_ids: list[int]) -> tuple[list[int], int]:
+        """(tokens, how many of them are certain): the text that alone may follow, as the model would cut it.
+
+        Behind the certain ones stand those of the text's end, which may be cut otherwise with what comes behind it.
+        """
+        if not self._go_to(token_ids):
+            return [], 0
+        certain = self._matcher.compute_ff_tokens()
+        cut = self._vocabulary.tokenize_bytes(self._matcher.compute_ff_bytes())
+        return (cut if cut[: len(certain)] == certain else certain), len(certain)
+
+    def num_allowed(self, token_ids: list[int], following: list[int]) -> int:
+        """How many of those that would follow these tokens may."""
+        return self._matcher.validate_tokens(following) if self._go_to(token_ids) else 0
+
+    def _go_to(self, token_ids: list[int]) -> bool:
+        """Whether the grammar knows these tokens, and then the matcher stands behind them."""
+        num_shared = _num_shared(token_ids, self._consumed)
+        self._go_back_to(num_shared)
+        return self._consume(token_ids[num_shared:]) and not self.error
 
     def _go_back_to(self, num_tokens: int) -> None:
         if num_tokens < len(self._consumed):

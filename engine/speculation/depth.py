@@ -1,8 +1,8 @@
 """How many proposals of each sequence are worth verifying in this step: K, down to 0. Pure.
 
-A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds
-rate^j for the j-th proposal of a sequence. The m most likely proposals of the whole batch are verified, with the m for
-which tokens a second, (N + g) / t(N + m), is largest.
+A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds 1
+for each certain proposal and rate^j for the j-th uncertain one of a sequence. The m most likely proposals of the whole
+batch are verified, with the m for which tokens a second, (N + g) / t(N + m), is largest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ class Offer(NamedTuple):
     """What could be verified of one sequence."""
 
     num_tokens: int
-    rate: float  # of each, given that those before it are right
+    rate: float  # of each behind the certain ones, given that those before it are right
+    num_certain: int = 0
 
 
 class DepthChooser:
@@ -67,6 +68,6 @@ def _gains(offers: list[Offer]) -> list[tuple[float, int, int]]:
         (gain, place, index)
         for index, offer in enumerate(offers)
         for place in range(1, offer.num_tokens + 1)
-        if (gain := offer.rate**place) >= _LEAST_GAIN
+        if (gain := offer.rate ** max(0, place - offer.num_certain)) >= _LEAST_GAIN
     ]
     return sorted(gains, key=lambda each: -each[0])

@@ -9,6 +9,7 @@ places wins, and of equally long ones the newest. Where no pair matches, the new
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -26,16 +27,16 @@ class NgramProposer:
     def __init__(self) -> None:
         self._indexes: WeakKeyDictionary[Sequence, _Index] = WeakKeyDictionary()
 
-    def propose(self, sequence: Sequence, count: int) -> Proposal:
+    def propose(self, sequence: Sequence, count: int, ahead: Listed[int] = ()) -> Proposal:
         """Graded by the length of the match, 1 to 16."""
         index = self._indexes.get(sequence)
         if index is None:
             index = self._indexes[sequence] = _Index()
         index.extend(sequence)
-        place, match_len = index.longest_match()
+        place, match_len = index.longest_match(ahead)
         if not match_len:
             return NOTHING
-        return Proposal(index.continuation(place, count), match_len)
+        return Proposal(index.continuation(place, count, ahead), match_len)
 
 
 class _Index:
@@ -57,17 +58,18 @@ class _Index:
             if place >= _KEY_LEN:
                 places.setdefault((tokens[place - 2], last), []).append(place)
 
-    def longest_match(self) -> tuple[int, int]:
-        """(place, how many tokens before it equal the newest ones); (0, 0) where none does."""
+    def longest_match(self, ahead: Listed[int]) -> tuple[int, int]:
+        """(place, how many tokens before it equal the newest ones, `ahead` behind them); (0, 0) where none does."""
         tokens = self._tokens
-        best = self._newest.get(tokens[-1], 0)
+        end = [*tokens[-_MAX_MATCH:], *ahead]
+        best = self._newest.get(end[-1], 0)
         best_len = 1 if best else 0
-        if len(tokens) < _KEY_LEN:
+        if len(end) < _KEY_LEN:
             return best, best_len
-        for place in reversed(self._places.get((tokens[-2], tokens[-1]), [])[-_MAX_PLACES:]):
+        for place in reversed(self._places.get((end[-2], end[-1]), [])[-_MAX_PLACES:]):
             match_len = _KEY_LEN
-            most = min(place, _MAX_MATCH)
-            while match_len < most and tokens[place - match_len - 1] == tokens[-match_len - 1]:
+            most = min(place, _MAX_MATCH, len(end))
+            while match_len < most and tokens[place - match_len - 1] == end[-match_len - 1]:
                 match_len += 1
             if match_len > best_len:
                 best, best_len = place, match_len
@@ -75,8 +77,7 @@ class _Index:
                     break
         return best, best_len
 
-    def continuation(self, place: int, count: int) -> list[int]:
+    def continuation(self, place: int, count: int, ahead: Listed[int]) -> list[int]:
         """`count` tokens from `place` on; a match that reaches the end goes round, as its text would."""
-        tokens = self._tokens
-        period = len(tokens) - place
-        return [tokens[place + offset % period] for offset in range(count)]
+        following = [*self._tokens[place : place + count], *ahead]
+        return [following[offset % len(following)] for offset in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ class Proposal(NamedTuple):
 
     token_ids: list[int]
     grade: int  # how good the proposer thinks they are; proposals of one grade are accepted about equally often
+    num_certain: int = 0  # of the first: nothing else may come
 
 
 NOTHING = Proposal([], 0)
@@ -21,6 +23,6 @@ NOTHING = Proposal([], 0)
 class Proposer(Protocol):
     """Guesses from tokens alone."""
 
-    def propose(self, sequence: Sequence, count: int) -> Proposal:
-        """At most `count` tokens to follow the sequence's newest one."""
+    def propose(self, sequence: Sequence, count: int, ahead: Listed[int] = ()) -> Proposal:
+        """At most `count` tokens to follow the sequence's newest one, or to follow it and `ahead`."""
         ...

@@ -9,12 +9,14 @@ A drafting model's proposals are not known when the plan is made: its rows hold 
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from engine.speculation.acceptance_rates import AcceptanceRates
 from engine.speculation.counts import SpeculationCounts
 from engine.speculation.depth import DepthChooser, Offer, best_depths
+from engine.speculation.forced import ForcedFirst
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.proposal import Proposal
 from engine.speculation.suffix import SuffixProposer
@@ -47,7 +49,7 @@ class Speculator:
         self._is_adaptive = config.speculative_adaptive
         self._costs = costs
         self._max_draft_len = max_draft_len
-        self._proposer = _PROPOSERS[config.speculative]() if config.speculative in _PROPOSERS else None
+        self._proposer = ForcedFirst(_PROPOSERS[config.speculative]()) if config.speculative in _PROPOSERS else None
         self._rates = AcceptanceRates()
         self._chooser = DepthChooser()
         self._guesses: WeakKeyDictionary[Sequence, _Guess] = WeakKeyDictionary()
@@ -85,18 +87,17 @@ class Speculator:
 
     def _judge(self, sequence: Sequence, guess: _Guess) -> None:
         """Whether it was verified or not: the tokens that came say how good the guess was."""
+        proposal = guess.proposal
         came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
-        num_right = 0
-        for proposed, token_id in zip(guess.proposal.token_ids, came, strict=False):
-            if proposed != token_id:
-                self._rates.observe(sequence, guess.proposal.grade, num_right=num_right, has_wrong=True)
-                return
-            num_right += 1
-        self._rates.observe(sequence, guess.proposal.grade, num_right=num_right, has_wrong=False)
+        pairs = list(zip(proposal.token_ids, came, strict=False))
+        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        if num_right >= proposal.num_certain:
+            guessed_right = num_right - proposal.num_certain
+            self._rates.observe(sequence, proposal.grade, num_right=guessed_right, has_wrong=num_right < len(pairs))
 
     def _offer(self, sequence: Sequence, proposal: Proposal) -> Offer:
         count = self._count(sequence, proposal) if proposal.token_ids else 0
-        return Offer(count, self._rates.rate(sequence, proposal.grade)) if count else _NO_OFFER
+        return Offer(count, self._rates.rate(sequence, proposal.grade), proposal.num_certain) if count else _NO_OFFER
 
     def _count(self, sequence: Sequence, proposal: Proposal) -> int:
         """How many of the proposals may be verified: the target's own token is output, too."""

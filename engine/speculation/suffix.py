@@ -10,6 +10,7 @@ generations of texts, and when there is too much the older goes, or the domain t
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -36,12 +37,12 @@ class SuffixProposer:
         """Kept now; never more than `max_tokens` for longer than a call."""
         return sum(domain.num_tokens for domain in self._domains.values())
 
-    def propose(self, sequence: Sequence, count: int) -> Proposal:
+    def propose(self, sequence: Sequence, count: int, ahead: Listed[int] = ()) -> Proposal:
         """Graded by the length of the match and by how often the first token followed it."""
         cursor = self._cursor(sequence)
         cursor.advance(sequence.tokens(cursor.num_tokens, sequence.num_tokens))
         self._bound(cursor.domain)
-        return max(cursor.proposals(count), key=lambda found: found.grade)
+        return max(cursor.proposals(count, ahead), key=lambda found: found.grade)
 
     def _cursor(self, sequence: Sequence) -> _Cursor:
         """Where the sequence stands in its domain; where the domain was dropped meanwhile, it stands at a beginning."""
@@ -99,17 +100,18 @@ class _Cursor:
             self._old_state, self._old_len = self._old.follow(self._old_state, self._old_len, token_id)
         self.num_tokens += len(token_ids)
 
-    def proposals(self, count: int) -> list[Proposal]:
-        state = self._young.with_continuation(self._state)
-        old_state = self._old.with_continuation(self._old_state)
-        old_len = min(self._old_len, self._old.match_len(old_state))
+    def proposals(self, count: int, ahead: Listed[int]) -> list[Proposal]:
         return [
-            _continuation(self._young, state, self._young.match_len(state), count),
-            _continuation(self._old, old_state, old_len, count),
+            _continuation(self._young, self._state, self._young.match_len(self._state), count, ahead),
+            _continuation(self._old, self._old_state, self._old_len, count, ahead),
         ]
 
 
-def _continuation(automaton: SuffixAutomaton, state: int, match_len: int, count: int) -> Proposal:
+def _continuation(automaton: SuffixAutomaton, state: int, match_len: int, count: int, ahead: Listed[int]) -> Proposal:
+    for token_id in ahead:
+        state, match_len = automaton.follow(state, match_len, token_id)
+    state = automaton.with_continuation(state)
+    match_len = min(match_len, automaton.match_len(state))
     token_ids: list[int] = []
     first_share = share = 1.0
     while len(token_ids) < count and state != ROOT:

@@ -13,8 +13,9 @@ from engine.config import EngineConfig, LoadedModel
 from engine.errors import InvalidConfig, ModelLoadError
 from engine.params import SamplingParams
 from engine.plan import BlockMove, Plan
-from engine.runner import load_runner
+from engine.runner import OWN_THREADS, load_runner
 from engine.sequence import Sequence
+from tests.conftest import skip_or_fail
 from tests.engine.runner_aids import Driver, direct_logits, load, new_sequence, new_sequences
 from tests.models import make_tiny_model
 
@@ -247,3 +248,16 @@ def test_a_model_that_cannot_be_run_is_refused_by_name(tmp_path: Path, overrides
     (folder / "config.json").write_text(json.dumps({k: v for k, v in fields.items() if v is not None}))
     with pytest.raises(ModelLoadError, match=what):
         load(folder)
+
+
+def test_torch_threads_leave_the_cores_to_the_native_path(tiny_folder: Path) -> None:
+    """They spin for a while behind every call: beside a forward with threads of its own that is a core less."""
+    try:
+        load(tiny_folder, cpu_kernels="native", num_threads=2)
+    except InvalidConfig as error:
+        skip_or_fail(str(error))
+    assert torch.get_num_threads() == 1
+    load(tiny_folder, cpu_kernels="torch", num_threads=2)
+    assert torch.get_num_threads() == 2
+    load(tiny_folder, cpu_kernels="torch")
+    assert torch.get_num_threads() == OWN_THREADS

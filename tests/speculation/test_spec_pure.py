@@ -63,7 +63,7 @@ def test_of_equally_long_matches_the_newest_is_continued() -> None:
 
 def test_where_no_pair_matches_what_followed_the_last_token_newest_is_continued() -> None:
     proposal = NgramProposer().propose(sequence_of([5, 1, 2, 5, 3, 4, 5]), 2)
-    assert proposal == ([3, 4], 1)
+    assert (proposal.token_ids, proposal.grade) == ([3, 4], 1)
 
 
 def test_output_is_looked_up_as_it_grows() -> None:
@@ -77,7 +77,7 @@ def test_output_is_looked_up_as_it_grows() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 5))
 def test_whatever_lookup_proposes_did_follow_the_match(tokens: list[int], count: int) -> None:
     """Against a search that looks at every place: no longer match exists within the newest few, and it is continued."""
-    token_ids, grade = NgramProposer().propose(sequence_of(tokens), count)
+    token_ids, grade, _ = NgramProposer().propose(sequence_of(tokens), count)
     ends = {end for end in range(2, len(tokens)) if tokens[end - 2 : end] == tokens[-2:]}
     newest = sorted(ends)[-16:] or [end for end in range(1, len(tokens)) if tokens[end - 1] == tokens[-1]][-1:]
     if not newest:

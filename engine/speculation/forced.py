@@ -1,0 +1,37 @@
+"""What a grammar leaves no choice about is proposed before anything else. Pure.
+
+    {"name": "Ann", "age": 41}      under its schema, after `{"` nothing but `name": "` may come: certain, and free of
+         ^^^^^^^     ^^^^^^^        guesses. What a proposer would say comes behind it, as far as the grammar allows it.
+
+Known elsewhere as jump-forward decoding; here the tokens are verified like all others, so that they are those that the
+model draws under its mask, whichever way a text could be cut into tokens.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.speculation.proposal import Proposal
+
+if TYPE_CHECKING:
+    from engine.sequence import Sequence
+    from engine.speculation.proposal import Proposer
+
+
+class ForcedFirst:
+    """A proposer that asks the grammar first, where the sequence has one."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self._proposer = proposer
+
+    def propose(self, sequence: Sequence, count: int) -> Proposal:
+        matcher = sequence.matcher
+        if matcher is None:
+            return self._proposer.propose(sequence, count)
+        forced, num_certain = matcher.forced_after(sequence.output_token_ids)
+        forced = forced[:count]
+        guess = self._proposer.propose(sequence, count - len(forced), forced)
+        token_ids = forced + guess.token_ids
+        if len(token_ids) > num_certain:
+            token_ids = token_ids[: matcher.num_allowed(sequence.output_token_ids, token_ids)]
+        return Proposal(token_ids, guess.grade, min(num_certain, len(token_ids)))
