@@ -2,7 +2,7 @@
 submitted at once, no prefix cache.
 
     python -m bench.run [--workload w32|bulk32|FILE ...] [--dtype float32] [--kernels auto|native|torch]
-        [--speculative auto|none]
+        [--numerics auto|invariant|fast] [--speculative auto|none]
 
 `ready_s`: until the engine can serve, the process's own start left out; `single_s`: the first prompt alone, 64 tokens.
 """
@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--kernels", choices=["auto", "native", "torch"], default="auto")
+    parser.add_argument("--numerics", choices=["auto", "invariant", "fast"], default="auto")
     parser.add_argument("--speculative", default="auto", help="what guesses; none: what guessing gains")
     parser.add_argument("--outputs", type=Path, help="folder for each workload's token ids, as NAME.json")
     options = parser.parse_args()
@@ -33,6 +34,7 @@ def main() -> int:
     config = EngineConfig(
         dtype=options.dtype,
         cpu_kernels=options.kernels,
+        numerics=options.numerics,
         speculative=options.speculative,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=2 << 30,

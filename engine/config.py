@@ -44,6 +44,9 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "float16", "bfloat16", "int8", "int4"] = "auto"
     kv_cache_dtype: Literal["auto", "int8"] = "auto"  # auto: as activations; int8: on the native CPU path
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
+    # invariant: a model is refused where a row's bits could depend on its company; fast: whatever is fastest, promised
+    # or not; auto: invariant where the kernels are
+    numerics: Literal["auto", "invariant", "fast"] = "auto"
     tensor_parallel_size: int = 1  # devices that share one model: GPUs, or processes of one CPU
     cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own
@@ -65,7 +68,8 @@ class EngineConfig:
     scheduling_policy: Policy = "fcfs"
     priority_seconds: float = 60.0  # policy priority: so many seconds of waiting outweigh one level
 
-    # what guesses the next tokens; auto: ngram where no bit can change by it (ModelInfo.is_invariant), else none
+    # what guesses the next tokens; auto: ngram where no bit can change by it (ModelInfo.is_invariant), or, on a CPU,
+    # where numerics is fast; else none
     speculative: Speculative = "auto"
     speculative_model: str | None = None  # of speculative draft: a smaller model with the same vocabulary
     num_speculative_tokens: int = 10  # guesses verified at once for a sequence, at most
@@ -124,11 +128,18 @@ class EngineConfig:
             raise InvalidConfig("speculative_model", "goes with speculative draft; name a model, or leave both out")
 
     def for_model(self, info: ModelInfo) -> EngineConfig:
-        """What `auto` leaves to the model, chosen."""
-        if self.speculative != "auto":
-            return self
-        could_guess = info.is_invariant and self.overlap_scheduling != "on"  # which rests while anything is guessed
-        return replace(self, speculative="ngram" if could_guess else "none")
+        """What `auto` leaves to the model, chosen. Raises InvalidConfig for a promise that the model cannot keep."""
+        if self.numerics == "invariant" and not info.is_invariant:
+            raise InvalidConfig(
+                "numerics",
+                f"is invariant, and {info.kernels} on {info.device} promises no row that neighbours leave as it is: "
+                "use auto or fast, or a model and a machine for the native CPU path",
+            )
+        numerics = "invariant" if info.is_invariant and self.numerics != "fast" else "fast"
+        may_guess = info.is_invariant or (self.numerics == "fast" and info.device == "cpu")
+        could_guess = may_guess and self.overlap_scheduling != "on"  # which rests while anything is guessed
+        guesses = ("ngram" if could_guess else "none") if self.speculative == "auto" else self.speculative
+        return replace(self, numerics=numerics, speculative=guesses)
 
 
 def _check_literals(config: EngineConfig) -> None:

@@ -134,6 +134,7 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     kv_dtype = _kv_dtype(config, dtype)
     draft = load_draft_model(folder, decoder, config)
     speculate(runner, config, draft)
+    is_invariant = isinstance(decoder, NativeDecoder)
     tokenizer = Tokenizer(folder)
     log.info("loaded %s from %s: %s on %s", model, folder, dtype, device)
     return LoadedModel(
@@ -149,9 +150,9 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             dtype=config.dtype if config.dtype in _QUANTIZED else str(dtype).removeprefix("torch."),
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(device),
-            kernels=decoder.kernels,
+            kernels=decoder.kernels if is_invariant or config.numerics != "fast" else f"{decoder.kernels}-fast",
             tensor_parallel_size=config.tensor_parallel_size,
-            is_invariant=isinstance(decoder, NativeDecoder),
+            is_invariant=is_invariant,
             chat_template=tokenizer.chat_template_source,
             max_draft_len=None if draft is None else draft.max_len,
         ),

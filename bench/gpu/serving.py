@@ -101,7 +101,7 @@ class Serving:
     def quantized(self, roofs: Roofs, budget: Budget) -> dict[str, Any]:
         """Decode steps with the matrices in int8. The last thing to measure: it changes the model for good."""
         self._runners.clear()
-        quantize(self._weights, "int8")
+        quantize(self._weights, "int8", is_invariant=True)
         runner, found = self._runner(True), {}
         weights = self._num_weights() // self._shape.dtype.itemsize  # a byte each, counted as numbers of the dtype
         skipped: list[str] = []

@@ -102,7 +102,8 @@ def _own_decoder(
         raise InvalidConfig("cpu_kernels", f"is native, and the native path {reason}; use auto")
     if device.type == "cuda" and (config.dtype == "int8" or config.dtype == "int4"):
         _refuse_int8(replace(config, dtype="auto"), reason)
-        log.info("matrices in %s: %s", config.dtype, quantize(weights, config.dtype))
+        chosen = quantize(weights, config.dtype, is_invariant=config.numerics != "fast")
+        log.info("matrices in %s: %s", config.dtype, chosen)
         return Decoder(fields, weights, max_model_len, device)
     _refuse_int8(config, reason)
     log.info("torch computes: the native CPU path %s", reason)

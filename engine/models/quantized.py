@@ -33,12 +33,14 @@ class QuantizedLinear(Linear):
         return product if self.bias is None else product + self.bias
 
 
-def quantize(weights: DecoderWeights, bits: Bits) -> str:
+def quantize(weights: DecoderWeights, bits: Bits, *, is_invariant: bool) -> str:
     """In place, matrix by matrix, so that no second copy of the model is held. Returns what multiplies, and why.
+
+    is_invariant: a row's products must not depend on its batch, though fewer rows could be multiplied faster.
 
     Raises ModelLoadError for a matrix whose inputs no group of 4-bit values divides.
     """
-    choice = dispatch.choose(weights.embedding.device, is_invariant=True)
+    choice = dispatch.choose(weights.embedding.device, is_invariant=is_invariant)
 
     def in_bits(linear: Linear) -> QuantizedLinear:
         quantized = quantize_int8(linear.weight) if bits == "int8" else _int4(linear.weight)

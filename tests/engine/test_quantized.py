@@ -47,7 +47,7 @@ def test_logits_are_those_of_the_matrices_that_the_bits_stand_for(bits: Bits, fa
     config, weights = load(make_tiny_model(tmp_path / family, family))
     exact = logits_of(config, weights)
     embedding = weights.embedding.clone()
-    quantize(weights, bits)
+    quantize(weights, bits, is_invariant=True)
     found = logits_of(config, weights)
     for layer in weights.layers:
         for name in ("qkv", "attention_out", "gate_up", "down"):
@@ -70,4 +70,4 @@ def test_int4_is_refused_where_there_is_no_gpu(tmp_path: Path) -> None:
 def test_a_matrix_that_no_group_divides_is_refused(tmp_path: Path) -> None:
     _, weights = load(make_tiny_model(tmp_path / "odd", overrides={"intermediate_size": 48}))
     with pytest.raises(ModelLoadError, match="48 inputs"):
-        quantize(weights, "int4")
+        quantize(weights, "int4", is_invariant=True)
