@@ -18,6 +18,7 @@ Policy = Literal["fcfs", "priority", "deadline", "fair"]
 PreemptionMode = Literal["auto", "recompute", "swap"]
 Speculative = Literal["auto", "none", "ngram", "suffix", "draft", "self"]
 Verification = Literal["coupled", "rejection"]
+Numerics = Literal["auto", "invariant", "fast"]
 
 MODEL_PROPOSERS = ("draft", "self")  # those that compute, and so depend on the runner
 
@@ -46,7 +47,7 @@ class EngineConfig:
     cpu_kernels: Literal["auto", "native", "torch"] = "auto"  # on CPU; auto: native where it can run the model
     # invariant: a model is refused where a row's bits could depend on its company; fast: whatever is fastest, promised
     # or not; auto: invariant where the kernels are
-    numerics: Literal["auto", "invariant", "fast"] = "auto"
+    numerics: Numerics = "auto"
     tensor_parallel_size: int = 1  # devices that share one model: GPUs, or processes of one CPU
     cuda_graphs: bool = True  # on GPU: decode steps are captured once and replayed
     max_model_len: int | None = None  # tokens of context; None: the model's own
@@ -135,11 +136,11 @@ class EngineConfig:
                 f"is invariant, and {info.kernels} on {info.device} promises no row that neighbours leave as it is: "
                 "use auto or fast, or a model and a machine for the native CPU path",
             )
-        numerics = "invariant" if info.is_invariant and self.numerics != "fast" else "fast"
+        keeps: Numerics = "invariant" if info.is_invariant and self.numerics != "fast" else "fast"
         may_guess = info.is_invariant or (self.numerics == "fast" and info.device == "cpu")
         could_guess = may_guess and self.overlap_scheduling != "on"  # which rests while anything is guessed
         guesses = ("ngram" if could_guess else "none") if self.speculative == "auto" else self.speculative
-        return replace(self, numerics=numerics, speculative=guesses)
+        return replace(self, numerics=keeps, speculative=guesses)
 
 
 def _check_literals(config: EngineConfig) -> None:

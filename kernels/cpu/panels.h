@@ -131,8 +131,9 @@ class Grouped {
         void load(int k, vf* w) const {
             for (int j = 0; j < STRIP_VECTORS; j++) {
                 const vi lane = load_bytes(lanes + k / TOGETHER * STRIP * 4 + j * VL * 4);
-                const vi q = BITS == 8 ? (lane << (24 - 8 * AT)) >> 24 : (lane >> (8 * (AT % 4) + 4 * (AT / 4))) & 15;
-                w[j] = __builtin_convertvector(q, vf) * scale[j] + offset[j];
+                const vf q = BITS == 8 ? __builtin_convertvector((lane << (24 - 8 * AT)) >> 24, vf)
+                                       : low_nibbles(lane >> (8 * (AT % 4) + 4 * (AT / 4)));
+                w[j] = q * scale[j] + offset[j];
             }
         }
     };

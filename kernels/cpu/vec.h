@@ -66,6 +66,16 @@ inline void prefetch(const void* p) {
 
 inline vf splat(float x) { return x - vf{}; }
 
+// The low four bits of each lane, as floats. AVX-512 looks them up in a register: one operation instead of two.
+inline vf low_nibbles(vi lanes) {
+#if defined(__AVX512F__)
+    const vf numbers = __builtin_convertvector(LANE_NUMBERS, vf);
+    return reinterpret_cast<vf>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512>(numbers)));
+#else
+    return __builtin_convertvector(lanes & 15, vf);
+#endif
+}
+
 // The value as it is in a register: the compiler knows nothing of it, so cannot make one fused operation of what made it and
 // what takes it.
 template <typename V>
