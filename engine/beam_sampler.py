@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.logprobs import position_logprobs
@@ -14,11 +16,14 @@ from engine.sampler import NOT_FINITE, Draw, sample
 from engine.sequence import Sequence
 
 
-def answer(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
-    """One answer per draw, in order: a token, or a beam's candidates. logits: [L, vocab], fp32; left as they are."""
+def answer(logits: torch.Tensor, draws: list[Draw], best_ids: npt.NDArray[np.int32] | None = None) -> list[Sampled]:
+    """One answer per draw, in order: a token, or a beam's candidates. logits: [L, vocab], fp32; left as they are.
+
+    best_ids: [L], where they are known: of each row's largest logit.
+    """
     beams = of_beams(draws, True)
     if not beams:
-        return sample(logits, draws)
+        return sample(logits, draws, best_ids)
     return in_order(draws, sample(logits, of_beams(draws, False)), name_candidates(logits, beams))
 
 

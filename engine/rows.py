@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _BLOCK = 16  # tokens of a block: j, j + B, j + 2B, ... of B = vocab / 16 blocks
@@ -15,6 +17,11 @@ def largest(logits: torch.Tensor) -> tuple[list[float], list[int]]:
         return [float(row[token_id]) for row, token_id in zip(host, ids, strict=True)], ids
     best = logits.argmax(-1)
     return logits.gather(1, best[:, None]).squeeze(1).tolist(), best.tolist()
+
+
+def values_at(logits: torch.Tensor, ids: npt.NDArray[np.int32]) -> tuple[list[float], list[int]]:
+    """(values, ids) of logits [n, vocab] on the CPU, one for each row."""
+    return logits.numpy()[np.arange(len(ids)), ids].tolist(), ids.tolist()
 
 
 def top(logits: torch.Tensor, count: int) -> torch.Tensor:

@@ -88,7 +88,7 @@ class TorchRunner:
         finally:
             if grammars is not None:
                 grammars.result()
-        samples = answer(logits, draws)
+        samples = answer(logits, draws, self.decoder.best_ids)
         if self._rejects:
             samples = reject(logits, plan.rows, samples, draft_logits)
         return StepResult(samples, prompt_logprobs(plan.rows, logits), draft_seconds=draft_seconds)

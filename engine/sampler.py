@@ -20,6 +20,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.filters import has_filters, support
@@ -28,7 +29,7 @@ from engine.logprobs import position_logprobs
 from engine.noise import DrawKey
 from engine.plan import PositionLogprobs, Sampled
 from engine.processors import needs_processing, process
-from engine.rows import largest
+from engine.rows import largest, values_at
 from engine.sequence import Sequence
 
 NOT_FINITE = "the model's logits are not finite numbers"
@@ -49,17 +50,18 @@ class Draw:
         return self.sequence.num_output_tokens + self.num_pending
 
 
-def sample(logits: torch.Tensor, draws: list[Draw]) -> list[Sampled]:
-    """One answer per draw, in order. logits: [L, vocab], fp32; left as they are.
+def sample(logits: torch.Tensor, draws: list[Draw], best_ids: npt.NDArray[np.int32] | None = None) -> list[Sampled]:
+    """One answer per draw, in order. logits: [L, vocab], fp32; left as they are. best_ids: [L], of each row's largest
+    logit, where they are known.
 
     A draw whose logits hold NaN or infinity, or to which no token is left, answers with `error`; the others are unhurt.
     """
     if not draws:
         return []
     rows = _rows_of(logits, draws)
-    best, best_ids = largest(rows)  # NaN beats all
-    is_sound = [math.isfinite(value) for value in best]
-    token_ids: list[int | None] = list(best_ids)
+    best, ids = largest(rows) if best_ids is None else values_at(rows, best_ids[[draw.place for draw in draws]])
+    is_sound = [math.isfinite(value) for value in best]  # NaN beats all
+    token_ids: list[int | None] = list(ids)
     drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence)]
     if drawn:
         chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i] for i in drawn])

@@ -21,6 +21,8 @@ Attends = dict[int | None, Attend]  # by window
 class Decoder:
     """Weights and the chosen kernels. `choices` says for each op what runs and why."""
 
+    best_ids = None  # of the last forward's logits: the native path finds them on the way
+
     def __init__(
         self, config: DecoderConfig, weights: DecoderWeights, max_model_len: int, device: torch.device
     ) -> None:
@@ -35,7 +37,7 @@ class Decoder:
         self._norm, self._add_norm, self._gate = norm.run, add_norm.run, gate.run
         self._turn_and_write = turn_and_write.run
         self._prepare_attention = attention.run
-        self.kernels = f"{attention.name}-1"  # changes whenever the arithmetic does
+        self.kernels = f"{attention.name}-2"  # changes whenever the arithmetic does
         self.can_be_captured = attention.name == "triton"  # in a CUDA graph: nothing in a forward asks the host
         self.choices = {
             "rms_norm": norm.reason,

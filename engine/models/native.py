@@ -57,7 +57,7 @@ def why_not(config: DecoderConfig, weights: DecoderWeights, device: torch.device
 class NativeDecoder:
     """Weights packed for the native path, and its threads. Raises BuildUnavailable where it cannot be compiled."""
 
-    kernels = "native-3"  # changes whenever the arithmetic does; the instruction set does not matter
+    kernels = "native-4"  # changes whenever the arithmetic does; the instruction set does not matter
     index_dtype = torch.int32
 
     def __init__(
@@ -79,6 +79,7 @@ class NativeDecoder:
         self.packed = weights
         self._pools: weakref.WeakKeyDictionary[KVStorage, _Pools] = weakref.WeakKeyDictionary()
         self._decoder = self._library.open(self._build(max_model_len))
+        self.best_ids: npt.NDArray[np.int32] | None = None
         self._closed = weakref.finalize(self, self._library.close, self._decoder)
         self.choices = {
             "forward": f"forward: native {self._library.variant.name} on {self._num_threads} threads, {dtype}, "
@@ -88,11 +89,15 @@ class NativeDecoder:
     def forward(self, batch: Batch, kv: KVStorage, phase_ns: npt.NDArray[np.int64] | None = None) -> torch.Tensor:
         """Logits [len(batch.logit_places), vocab], fp32; writes the batch's keys and values into `kv`.
 
+        `best_ids` then are those of each row's largest logit, as `rows.largest` has it; None under a softcap, which may
+        make different logits equal.
+
         phase_ns: [len(library.PHASES)], to which the first thread's time in each phase is added.
         """
         rows, config = batch.rows, self.config
         padded_vocab = -(-config.vocab_size // PANEL) * PANEL
         logits = torch.empty(len(batch.logit_places), padded_vocab)
+        best_ids = np.empty(len(logits), dtype=np.int32)
         tables = np.zeros((len(rows), max(map(len, rows.block_tables))), dtype=np.int32)
         for table, block_ids in zip(tables, rows.block_tables, strict=True):
             table[: len(block_ids)] = block_ids
@@ -106,11 +111,12 @@ class NativeDecoder:
                 *(len(batch.token_ids), len(rows), len(logits), rows.block_size, tables.shape[1]),
                 *(token_ids, positions, _address(row_starts), _address(tables), logit_places),
                 *(pools.keys, pools.values, pools.is_coded),
-                *(logits.data_ptr(), 0 if phase_ns is None else _address(phase_ns)),
+                *(logits.data_ptr(), _address(best_ids), 0 if phase_ns is None else _address(phase_ns)),
             ),
         )
         if padded_vocab != config.vocab_size:
             logits = logits[:, : config.vocab_size]
+        self.best_ids = None if config.logit_softcap is not None else best_ids
         if config.logit_softcap is not None:
             logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
         return logits

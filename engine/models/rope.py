@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.models.config import RopeConfig
@@ -25,10 +26,16 @@ Frequencies = tuple[torch.Tensor, float]  # [rotary_dim / 2] fp32, and the facto
 
 
 def rope_table(config: RopeConfig, max_model_len: int) -> torch.Tensor:
-    """[max_model_len, 2, rotary_dim / 2], fp32: cosines and sines of every position."""
+    """[max_model_len, 2, rotary_dim / 2], fp32: cosines and sines of every position.
+
+    In float64 by numpy, of angles in float32 as transformers has them. torch's own, where MKL computes them on several
+    threads, are wrong by 1e-4 in one process of ten: those that it computes first.
+    """
     frequency, scale = frequencies(config, max_model_len)
-    angle = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequency[None, :]
-    return torch.stack((angle.cos() * scale, angle.sin() * scale), dim=1)
+    positions = torch.arange(max_model_len, dtype=torch.float32)
+    angle = (positions[:, None] * frequency[None, :]).double().numpy()
+    table = np.stack((np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)), axis=1)
+    return torch.from_numpy(table) * scale
 
 
 def frequencies(config: RopeConfig, max_model_len: int) -> Frequencies:

@@ -34,6 +34,8 @@ class ForeignConfig:
 class TransformersDecoder:
     """One of transformers' decoders behind the interface of `decoder.Decoder`."""
 
+    best_ids = None
+
     def __init__(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Raises ModelLoadError, with the model's type and the reason, for a model that cannot be served."""
         try:

@@ -3,6 +3,7 @@
 // same to the bit alone, in any batch, in any chunk, for every block size, on any number of threads.
 #include <algorithm>
 #include "attention.h"
+#include "largest.h"
 #include "matmul.h"
 #include "matmul_int8.h"
 #include "model.h"
@@ -97,6 +98,7 @@ struct Task {
     int row, head, begin, end;  // tokens [begin, end)
 };
 constexpr size_t LEAST_TASKS = 3;  // for each member
+constexpr int MOST_PIECES = 4;     // of a product, for each member
 
 }  // namespace
 
@@ -118,6 +120,7 @@ class Decoder {
     std::vector<float> x, qkv, projected;
     Factor normed, mixed, gated;
     std::vector<Task> tasks;
+    std::vector<Largest> best;  // of each piece of the vocabulary, row by row
 
     int q_size() const { return m.heads * m.head_dim; }
     int kv_size() const { return m.kv_heads * m.head_dim; }
@@ -134,6 +137,7 @@ class Decoder {
         normed.resize(std::max<long>(T, team.size()), m.hidden, spaced(m.hidden), m.is_coded);
         mixed.resize(T, q_size(), spaced(q_size()), m.is_coded);
         gated.resize(T, m.intermediate, m.is_coded ? 0 : spaced(inner()), m.is_coded);
+        best.resize(static_cast<long>(batch.num_logits) * MOST_PIECES * team.size());
     }
 
     // Pieces as large as they may be, since each reads its keys and values anew; smaller where there would be too few for all
@@ -171,7 +175,7 @@ class Decoder {
         }
         team.barrier();
         watch.lap(NORMS);
-        product(normed, m.head, batch.logits, padded(m.vocab), batch.num_logits, m.hidden, m.vocab, member);
+        head(batch, member, wanted.mine);
         watch.lap(HEAD);
     }
 
@@ -330,10 +334,28 @@ class Decoder {
         }
     }
 
+    // A piece's logits are searched for the largest while they are in the cache.
+    void head(const Batch& batch, int member, Range mine) {
+        const int num_panels = padded(m.vocab) / PANEL, step = piece(num_panels, batch.num_logits);
+        const int pieces = (num_panels + step - 1) / step, rows = batch.num_logits;
+        team.each(member, pieces, [&](int i) {
+            const Range panels = part(i, step, num_panels);
+            columns(normed, m.head, batch.logits, padded(m.vocab), {0, rows}, m.hidden, panels);
+            for (int t = 0; t < rows; t++)
+                best[i * rows + t] = largest(batch.logits + static_cast<long>(t) * padded(m.vocab), panels.begin * PANEL,
+                                             std::min(panels.end * PANEL, m.vocab));
+        });
+        for (int t = mine.begin; t < mine.end; t++) {
+            Largest found = best[t];
+            for (int i = 1; i < pieces; i++) found.take(best[i * rows + t]);
+            batch.best[t] = found.place;
+        }
+    }
+
     // Panels that a member takes at a time: where there is much to compute several pieces for each, so that none is long waited
     // for; where reading the weights is all, one, which memory reads in order.
     int piece(int num_panels, int rows) const {
-        const int pieces = team.size() * (rows < 16 ? 1 : 4);
+        const int pieces = team.size() * (rows < 16 ? 1 : MOST_PIECES);
         return (num_panels + pieces - 1) / pieces;
     }
 

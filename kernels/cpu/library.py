@@ -69,6 +69,7 @@ class Batch(ctypes.Structure):
         *((name, _POINTER) for name in ("k_pools", "v_pools")),
         ("is_kv_coded", ctypes.c_int),
         ("logits", _POINTER),
+        ("best", _POINTER),
         ("phase_ns", _POINTER),
     )
 

@@ -44,6 +44,7 @@ struct Batch {
     void *const *k_pools, *const *v_pools;  // one for each layer, as attention.h lays them out
     int is_kv_coded;                        // int8 with scales, else float32
     float *logits;                          // [num_logits][vocab rounded up to 32]
+    int *best;                              // [num_logits]: the token of each row's largest logit, as largest.h has it
     long long *phase_ns;                    // [NUM_PHASES], added to: what bench.ops measures; null: nothing is
 };
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -248,3 +249,47 @@ def test_without_a_compiler_the_reason_names_the_remedy(monkeypatch: pytest.Monk
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(BuildUnavailable, match="g\\+\\+"):
         library.Library(usable_variants()[0])
+
+
+# ---- the largest logit, found on the way
+
+
+@pytest.mark.parametrize("vocab", [320, 317, 33, 31])
+def test_the_best_tokens_are_those_of_a_search(
+    llama: tuple[DecoderConfig, DecoderWeights], formats: Formats, vocab: int
+) -> None:
+    """Rows that fill several pieces, a vocabulary that ends inside a panel; threads do not matter."""
+    config, weights = llama
+    config = replace(config, vocab_size=vocab)
+    weights = replace(weights, head=replace(weights.head, weight=weights.head.weight[:vocab].clone()))
+    for num_threads in (1, 3):
+        decoder = NativeDecoder(config, weights, MAX_LEN, num_threads, formats.products)
+        for count in (1, 5, 40):
+            logits = decoder.forward(
+                *step_of(config, formats, [token % vocab for token in tokens(count, count)], count)
+            )
+            assert decoder.best_ids is not None
+            assert decoder.best_ids.tolist() == logits.numpy().argmax(1).tolist()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [{}, {3: 1.0, 9: 1.0, 300: 1.0}, {300: torch.nan, 40: torch.nan, 7: 1e30}, {250: torch.inf, 251: torch.inf}],
+)
+def test_of_equals_the_first_is_best_and_what_is_no_number_before_all(
+    llama: tuple[DecoderConfig, DecoderWeights], columns: dict[int, float]
+) -> None:
+    """A head of zeros but for some tokens, whose logits are all the same."""
+    config, weights = llama
+    head = torch.zeros_like(weights.head.weight)
+    for column, value in columns.items():
+        head[column] = value
+    decoder = NativeDecoder(config, replace(weights, head=replace(weights.head, weight=head)), MAX_LEN, 2)
+    logits = decoder.forward(*step_of(config, Formats("float32", torch.float32), tokens(9, 4), 9))
+    assert decoder.best_ids is not None
+    assert decoder.best_ids.tolist() == logits.numpy().argmax(1).tolist()
+
+
+def step_of(config: DecoderConfig, formats: Formats, token_ids: list[int], num_logits: int) -> tuple[Batch, KVStorage]:
+    batch = build_batch([row(0, token_ids, [0, 1, 2], num_logits)], 16, CPU, torch.int32)
+    return batch, KVStorage(config, 16, 4, 0, formats.kv, CPU)
