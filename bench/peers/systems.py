@@ -28,17 +28,10 @@ class System:
         return [*self.command(into), "--workloads", *named, "--outputs", str(outputs)]
 
 
-def _ours(dtype: str) -> System:
-    """As it comes: on the native path `ngram` guesses."""
-    command = [sys.executable, "-m", "bench.run", "--dtype", dtype]
-    return System(f"millstream-{dtype}", None, lambda into: command)
-
-
-def _ours_without_speculation(dtype: str) -> System:
-    """What of our figures is not speculation's."""
-    ours = _ours(dtype)
-    command = [*ours.command(Path()), "--speculative", "none"]
-    return System(f"{ours.name}-no-speculation", None, lambda into: command)
+def _ours(dtype: str, what: str = "", *options: str, is_leading: bool = True) -> System:
+    """As it comes (on the native path `ngram` guesses, and all is invariant), or with `options`, which `what` names."""
+    command = [sys.executable, "-m", "bench.run", "--dtype", dtype, *options]
+    return System(f"millstream-{dtype}{what}", None, lambda into: command, is_leading)
 
 
 def _vllm(name: str, *options: str) -> System:
@@ -59,8 +52,10 @@ SYSTEMS = [
     _vllm("vllm-float32-compiled"),
     _ours("int8"),
     _llama("Q4_0", is_leading=True),
-    _ours_without_speculation("float32"),
-    _ours_without_speculation("int8"),
+    _ours("float32", "-no-speculation", "--speculative", "none"),  # what of our figures is not speculation's
+    _ours("int8", "-no-speculation", "--speculative", "none"),
+    _ours("float32", "-fast", "--numerics", "fast"),  # what its promise costs
+    _ours("float32", "-fast-torch", "--numerics", "fast", "--kernels", "torch", is_leading=False),
     _vllm("vllm-float32-eager", "--eager"),
     _llama("Q8_0", is_leading=False),
     _llama("F32", is_leading=False),
