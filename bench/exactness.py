@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
+from bench.extraction import RECORDS
 from engine import LLM, EngineConfig, SamplingParams
 from engine.collector import Collector
 from engine.config import LoadedModel
@@ -31,6 +32,7 @@ from engine.kv_storage import block_bytes
 from engine.models.draft import DraftModel, load_draft_model
 from engine.noise import gumbel_noise_of
 from engine.outputs import Choice, RequestOutput
+from engine.params import Guided
 from engine.processors import processed
 from engine.runner import GIB, TorchRunner, load_runner, speculate
 from engine.sequence import Request, Sequence
@@ -54,6 +56,7 @@ KINDS: dict[str, dict[str, Any]] = {
     },
     "min_tokens": {"temperature": 0.8, "seed": 8, "min_tokens": 10, "logit_bias": {2: 6.0}, "ignore_eos": False},
     "stop": {"temperature": 0.0, "stop": [" the", "\n", "."], "min_tokens": 3},
+    "guided": {"temperature": 0.8, "seed": 11, "n": 2, "guided": Guided(json=RECORDS), "ignore_eos": False},
     "n4": {"temperature": 1.0, "seed": 9, "n": 4},
     "best_of": {"temperature": 1.0, "seed": 10, "n": 2, "best_of": 4},
     "beams": {"use_beam_search": True, "n": 4, "length_penalty": 0.7},

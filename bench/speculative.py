@@ -92,6 +92,9 @@ class Bench:
         assert isinstance(self._loaded.runner, TorchRunner)
         decoder, info = self._loaded.runner.decoder, self._loaded.info
         runner = TorchRunner(decoder, info.max_model_len, 16, 1536, 0, self._loaded.runner._kv.layer(0)[0].dtype)
+        for layer in range(decoder.config.num_layers):
+            for part in runner._kv.layer(layer):
+                part.zero_()  # memory that is touched for the first time while it is measured tells nothing
         draft = load_draft_model(self._folder, decoder, config)
         runner.speculate(None if draft is None else draft.drafter(runner._kv, config, self._clock), rejects=False)
         return Mode(

@@ -29,7 +29,15 @@ _ON_ONE_RANK: dict[str, tuple[tuple[str, ...], str]] = {
     "kv_cache_dtype": (("int8",), "auto"),
     "speculative": (MODEL_PROPOSERS, "ngram or suffix"),
     "speculative_verification": (("rejection",), "coupled"),
+    "numerics": (("invariant",), "auto or fast"),
 }
+
+# What makes a token depend on its company, whatever computes: field, value, what to use instead
+_NEVER_INVARIANT = (
+    ("cpu_kernels", "torch", "native"),
+    ("device", "cuda", "cpu"),
+    ("speculative_verification", "rejection", "coupled"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +133,12 @@ class EngineConfig:
             raise InvalidConfig("enable_host_prefix_cache", "needs enable_prefix_caching and a swap_space above 0")
         if self.fake_poison == "":
             raise InvalidConfig("fake_poison", "is empty and would match every prompt; give a text, or leave it out")
+        if self.numerics == "invariant":
+            for name, value, instead in _NEVER_INVARIANT:
+                if getattr(self, name) == value:
+                    raise InvalidConfig(
+                        "numerics", f"is invariant, which {name} {value} cannot promise; use {instead}, or numerics auto"
+                    )
         if (self.speculative == "draft") != (self.speculative_model is not None):
             raise InvalidConfig("speculative_model", "goes with speculative draft; name a model, or leave both out")
 
@@ -136,11 +150,11 @@ class EngineConfig:
                 f"is invariant, and {info.kernels} on {info.device} promises no row that neighbours leave as it is: "
                 "use auto or fast, or a model and a machine for the native CPU path",
             )
-        keeps: Numerics = "invariant" if info.is_invariant and self.numerics != "fast" else "fast"
+        if self.speculative != "auto":
+            return self
         may_guess = info.is_invariant or (self.numerics == "fast" and info.device == "cpu")
         could_guess = may_guess and self.overlap_scheduling != "on"  # which rests while anything is guessed
-        guesses = ("ngram" if could_guess else "none") if self.speculative == "auto" else self.speculative
-        return replace(self, numerics=keeps, speculative=guesses)
+        return replace(self, speculative="ngram" if could_guess else "none")
 
 
 def _check_literals(config: EngineConfig) -> None:

@@ -69,7 +69,7 @@ class LLM:
             )
         num_slots = runner.num_kv_blocks * runner.block_size
         self.tokenizer = loaded.tokenizer
-        self.grammars = GrammarCompiler(loaded.tokenizer)
+        self.grammars = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size)
         self.info = replace(loaded.info, max_model_len=min(loaded.info.max_model_len, num_slots))
         if num_slots < loaded.info.max_model_len:
             log.info("the KV pool of %d tokens bounds the context of %d", num_slots, loaded.info.max_model_len)

@@ -133,8 +133,9 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
     vocab_size = decoder.config.vocab_size
     kv_dtype = _kv_dtype(config, dtype)
     draft = load_draft_model(folder, decoder, config)
+    if draft is not None and not isinstance(draft.decoder, NativeDecoder):
+        torch.set_num_threads(config.num_threads or OWN_THREADS)
     speculate(runner, config, draft)
-    is_invariant = isinstance(decoder, NativeDecoder)
     tokenizer = Tokenizer(folder)
     log.info("loaded %s from %s: %s on %s", model, folder, dtype, device)
     return LoadedModel(
@@ -150,9 +151,9 @@ def load_runner(model: str, config: EngineConfig) -> LoadedModel:
             dtype=config.dtype if config.dtype in _QUANTIZED else str(dtype).removeprefix("torch."),
             kv_dtype=str(kv_dtype).removeprefix("torch."),
             device=str(device),
-            kernels=decoder.kernels if is_invariant or config.numerics != "fast" else f"{decoder.kernels}-fast",
+            kernels=decoder.kernels,
             tensor_parallel_size=config.tensor_parallel_size,
-            is_invariant=is_invariant,
+            is_invariant=isinstance(decoder, NativeDecoder),
             chat_template=tokenizer.chat_template_source,
             max_draft_len=None if draft is None else draft.max_len,
         ),

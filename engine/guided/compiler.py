@@ -24,8 +24,10 @@ class GrammarCompiler:
     The first grammar loads the library and gives it the vocabulary: about half a second for 49,152 tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """vocab_size: of the model, which may have fewer rows than its tokenizer knows tokens."""
         self._tokenizer = tokenizer
+        self._num_tokens = min(tokenizer.vocab_size, vocab_size)
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()  # by grammar; the least recently used goes first
         self._lock = Lock()
@@ -45,7 +47,7 @@ class GrammarCompiler:
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
             assert self._vocabulary is not None
-            return GrammarMatcher(compiled.deep_copy(), self._vocabulary)
+            return GrammarMatcher(compiled, self._vocabulary, self._num_tokens)
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -1,4 +1,4 @@
-"""Where one output stands in its grammar: which tokens may come next.
+"""Where one output stands in its grammar: which tokens may come next, and which must.
 
 What a matcher is asked about is a list of tokens, never "the next one": it goes back and on by itself from where it was
 last asked. So a preempted, continued or forked sequence and a proposal that may be withdrawn need no bookkeeping.
@@ -21,16 +21,19 @@ _NUM_KEPT = 16  # answers: as many as a step asks for, which may be asked for tw
 class GrammarMatcher:
     """Used by one thread at a time."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: LLTokenizer) -> None:
-        self.error: str | None = None  # why nothing is allowed any more, where that is not the grammar's own end
-        self._matcher, self._vocabulary = matcher, vocabulary
+    def __init__(self, beginning: LLMatcher, vocabulary: LLTokenizer, num_tokens: int) -> None:
+        """`beginning` stays as it is. num_tokens: those that a sequence may hold; the vocabulary may know more."""
+        self.error: str | None = None  # why nothing was allowed at some place, where that is not the grammar's own end
+        self._beginning, self._vocabulary, self._num_tokens = beginning, vocabulary, num_tokens
+        self._matcher = beginning.deep_copy()
         self._consumed: list[int] = []
         self._answers: dict[int, Allowed] = {}  # by how many of the consumed tokens they are about
+        self._forced: tuple[list[int], list[int]] = [], []  # what was forced last, and behind which tokens
 
     def allowed_after(self, token_ids: list[int]) -> Allowed:
         """What may follow these tokens, the end of sequence included where the grammar may end.
 
-        Nothing may follow tokens that the grammar does not know, and nothing once a limit was met: `error` says which.
+        Nothing may follow tokens that the grammar does not know, or where a limit is met: `error` then says which.
         """
         num_shared = _num_shared(token_ids, self._consumed)
         if num_shared == len(token_ids) and num_shared in self._answers:
@@ -38,53 +41,75 @@ class GrammarMatcher:
         if not self._go_to(token_ids):
             return _NOTHING
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        self._note_error()
-        allowed = _NOTHING if self.error else np.unpackbits(bits, bitorder="little").view(bool)
+        if self._has_failed():
+            return _NOTHING
+        allowed = np.unpackbits(bits, bitorder="little").view(bool)
         self._answers[len(token_ids)] = allowed
         while len(self._answers) > _NUM_KEPT:
             del self._answers[next(iter(self._answers))]
         return allowed
 
-    def forced_after(self, token_ids: list[int]) -> tuple[list[int], int]:
-        """(tokens, how many of them are certain): the text that alone may follow, as the model would cut it.
+    def forced_after(self, token_ids: list[int], count: int) -> tuple[list[int], int]:
+        """(at most `count` tokens, how many of them are certain): the text that alone may follow, as the model would
+        cut it.
 
         Behind the certain ones stand those of the text's end, which may be cut otherwise with what comes behind it.
         """
+        if (known := self._known_to_follow(token_ids, count)) is not None:
+            return known, count
         if not self._go_to(token_ids):
             return [], 0
-        certain = self._matcher.compute_ff_tokens()
-        cut = self._vocabulary.tokenize_bytes(self._matcher.compute_ff_bytes())
-        return (cut if cut[: len(certain)] == certain else certain), len(certain)
+        certain = self._own(self._matcher.compute_ff_tokens())
+        if self._has_failed():
+            return [], 0
+        self._forced = list(token_ids), certain
+        if len(certain) >= count:
+            return certain[:count], count
+        cut = self._own(self._vocabulary.tokenize_bytes(self._matcher.compute_ff_bytes()))
+        return (cut if cut[: len(certain)] == certain else certain)[:count], len(certain)
 
     def num_allowed(self, token_ids: list[int], following: list[int]) -> int:
         """How many of those that would follow these tokens may."""
-        return self._matcher.validate_tokens(following) if self._go_to(token_ids) else 0
+        if not self._go_to(token_ids):
+            return 0
+        num_allowed = self._matcher.validate_tokens(self._own(following))
+        return 0 if self._has_failed() else num_allowed
+
+    def _known_to_follow(self, token_ids: list[int], count: int) -> list[int] | None:
+        """`count` tokens of what was forced last, where these tokens have gone that way: a long text is cut once."""
+        before, certain = self._forced
+        num_gone = len(token_ids) - len(before)
+        if not 0 <= num_gone <= len(certain) - count or token_ids != before + certain[:num_gone]:
+            return None
+        return certain[num_gone : num_gone + count]
+
+    def _own(self, token_ids: list[int]) -> list[int]:
+        """Up to the first that no sequence may hold."""
+        return list(takewhile(lambda token_id: token_id < self._num_tokens, token_ids))
 
     def _go_to(self, token_ids: list[int]) -> bool:
         """Whether the grammar knows these tokens, and then the matcher stands behind them."""
         num_shared = _num_shared(token_ids, self._consumed)
-        self._go_back_to(num_shared)
-        return self._consume(token_ids[num_shared:]) and not self.error
-
-    def _go_back_to(self, num_tokens: int) -> None:
-        if num_tokens < len(self._consumed):
-            self._matcher.rollback(len(self._consumed) - num_tokens)
-            del self._consumed[num_tokens:]
-            self._answers = {count: each for count, each in self._answers.items() if count <= num_tokens}
-
-    def _consume(self, token_ids: list[int]) -> bool:
-        """Whether the grammar knows them all; stays before the first that it does not."""
-        if not token_ids:
+        if num_shared < len(self._consumed):
+            self._matcher.rollback(len(self._consumed) - num_shared)
+            del self._consumed[num_shared:]
+            self._answers = {count: each for count, each in self._answers.items() if count <= num_shared}
+        following = token_ids[num_shared:]
+        num_taken = self._matcher.try_consume_tokens(following) if following else 0
+        self._consumed += following[:num_taken]
+        if num_taken == len(following):
             return True
-        num_taken = self._matcher.try_consume_tokens(token_ids)
-        self._consumed += token_ids[:num_taken]
-        if num_taken < len(token_ids):
-            self._note_error()
-        return num_taken == len(token_ids)
+        self._has_failed()
+        return False
 
-    def _note_error(self) -> None:
-        if self.error is None and self._matcher.is_error():
-            self.error = f"the output's grammar is too complex here: {self._matcher.get_error()[:200]}"
+    def _has_failed(self) -> bool:
+        """Whether the question met a limit. It may have been about a guess: the next one begins anew."""
+        if not self._matcher.is_error():
+            return False
+        self.error = f"the output's grammar is too complex here: {self._matcher.get_error()[:200]}"
+        self._matcher = self._beginning.deep_copy()
+        self._consumed, self._answers = [], {}
+        return True
 
 
 def _num_shared(ours: list[int], theirs: list[int]) -> int:

@@ -104,7 +104,10 @@ def _own_decoder(
         _refuse_int8(replace(config, dtype="auto"), reason)
         chosen = quantize(weights, config.dtype, is_invariant=config.numerics != "fast")
         log.info("matrices in %s: %s", config.dtype, chosen)
-        return Decoder(fields, weights, max_model_len, device)
+        decoder = Decoder(fields, weights, max_model_len, device)
+        if config.numerics == "fast":
+            decoder.kernels += "-fast"  # other tiles for few rows than for many: other bits
+        return decoder
     _refuse_int8(config, reason)
     log.info("torch computes: the native CPU path %s", reason)
     return Decoder(fields, weights, max_model_len, device)

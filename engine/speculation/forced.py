@@ -28,10 +28,9 @@ class ForcedFirst:
         matcher = sequence.matcher
         if matcher is None:
             return self._proposer.propose(sequence, count)
-        forced, num_certain = matcher.forced_after(sequence.output_token_ids)
-        forced = forced[:count]
+        forced, num_certain = matcher.forced_after(sequence.output_token_ids, count)
         guess = self._proposer.propose(sequence, count - len(forced), forced)
         token_ids = forced + guess.token_ids
         if len(token_ids) > num_certain:
             token_ids = token_ids[: matcher.num_allowed(sequence.output_token_ids, token_ids)]
-        return Proposal(token_ids, guess.grade, min(num_certain, len(token_ids)))
+        return Proposal(token_ids, guess.grade, num_certain)

@@ -247,7 +247,7 @@ def test_grammars_shape_draws_on_the_device_as_in_the_engine(seed: int) -> None:
     """With filters and without, beside rows that are free; one whose grammar leaves nothing says so."""
     pytest.importorskip("llguidance")
     tokenizer = load_fake(EngineConfig()).tokenizer
-    compiler = GrammarCompiler(tokenizer)
+    compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     logits = torch.randn(8, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed)) * 3
     kinds = [
         SamplingParams(temperature=0.0),

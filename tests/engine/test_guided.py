@@ -158,7 +158,7 @@ def test_the_fake_model_keeps_to_grammars_too() -> None:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_matcher_asked_in_any_order_answers_as_a_new_one(tiny_tokenizer: Tokenizer, data: st.DataObject) -> None:
-    compiler = GrammarCompiler(tiny_tokenizer)
+    compiler = GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
     wanted = Guided(**KINDS[data.draw(st.sampled_from(sorted(KINDS)))])
     asked = compiler.compile(wanted)
     outputs: list[list[int]] = [[]]
@@ -175,7 +175,7 @@ def test_a_matcher_asked_in_any_order_answers_as_a_new_one(tiny_tokenizer: Token
 
 
 def test_a_compiled_grammar_is_used_again(tiny_tokenizer: Tokenizer) -> None:
-    compiler = GrammarCompiler(tiny_tokenizer)
+    compiler = GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
     first, second = (compiler.compile(Guided(regex="a+")) for _ in range(2))
     assert first is not second
     assert len(compiler._compiled) == 1

@@ -37,7 +37,7 @@ KINDS: dict[str, Guided] = {
 
 
 def matcher_of(loaded: LoadedModel, kind: str) -> GrammarMatcher:
-    return GrammarCompiler(loaded.tokenizer).compile(KINDS[kind])
+    return GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size).compile(KINDS[kind])
 
 
 def sequence_of(prompt: list[int], output: list[int], matcher: GrammarMatcher | None = None) -> Sequence:
@@ -56,7 +56,7 @@ def test_certain_tokens_are_the_only_ones_allowed_and_guesses_are_allowed(tiny: 
         written = loaded.tokenizer.encode(text, add_special_tokens=False)
         num_certain = 0
         for count in range(len(written)):
-            token_ids, certain = matcher.forced_after(written[:count])
+            token_ids, certain = matcher.forced_after(written[:count], 40)
             for place, token_id in enumerate(token_ids):
                 before = written[:count] + token_ids[:place]
                 allowed = matcher.allowed_after(before).nonzero()[0].tolist()
@@ -69,11 +69,47 @@ def test_certain_tokens_are_the_only_ones_allowed_and_guesses_are_allowed(tiny: 
 def test_nothing_is_forced_behind_tokens_that_the_grammar_does_not_know(tiny: LoadedModel) -> None:
     matcher = matcher_of(tiny, "json")
     wrong = tiny.tokenizer.encode("[1", add_special_tokens=False)
-    assert matcher.forced_after(wrong) == ([], 0)
+    assert matcher.forced_after(wrong, 9) == ([], 0)
     assert matcher.num_allowed(wrong, [5, 6]) == 0
     right = tiny.tokenizer.encode('{"na', add_special_tokens=False)
-    assert matcher.forced_after(right)[1] > 0  # it finds its way back
+    assert matcher.forced_after(right, 9)[1] > 0  # it finds its way back
     assert matcher.num_allowed(right, tiny.tokenizer.encode("me 1", add_special_tokens=False)) == 2
+
+
+def test_a_long_text_is_known_on_the_way_and_only_on_the_way(tiny: LoadedModel) -> None:
+    def encode(text: str) -> list[int]:
+        return tiny.tokenizer.encode(text, add_special_tokens=False)
+
+    text = "b" + "abcdefghij" * 9
+    compiler = GrammarCompiler(tiny.tokenizer, tiny.info.vocab_size)
+    matcher = compiler.compile(Guided(choice=[f"a{text}", f"c{text}", "another"]))
+    for beginning in ("a", "c"):
+        for num_gone in (0, 1, 2, 7, 40, 60, 85, 89, 91):
+            written = encode(beginning + text[:num_gone])
+            expected = compiler.compile(Guided(choice=[f"a{text}", f"c{text}", "another"])).forced_after(written, 10)
+            assert matcher.forced_after(written, 10) == expected
+    assert matcher.forced_after(encode("an"), 10) == (encode("other"), len(encode("other")))
+
+
+def test_tokens_that_the_model_has_no_row_for_are_never_forced_and_break_nothing(tiny: LoadedModel) -> None:
+    """A tokenizer may know more tokens than its model; a client's text may hold them."""
+    [foreign] = tiny.tokenizer.encode("x", add_special_tokens=False)
+    before = tiny.tokenizer.encode("AB", add_special_tokens=False)
+    assert max(before) < foreign
+    matcher = GrammarCompiler(tiny.tokenizer, foreign).compile(Guided(choice=["ABxCD", "ABxEF"]))
+    assert matcher.forced_after([], 9) == (before, 2)
+    assert matcher.forced_after(before, 9) == ([], 0)
+    assert matcher.num_allowed([], [*before, foreign, 10**6]) == 2
+    assert matcher.num_allowed([], [10**6]) == 0 and matcher.error is None
+
+
+def test_a_guess_that_fails_the_matcher_hurts_nothing_that_is_asked_later(tiny: LoadedModel) -> None:
+    matcher = matcher_of(tiny, "json")
+    allowed = matcher.allowed_after([]).copy()
+    assert len(matcher.allowed_after([10**6])) == 0  # llguidance's own state is of no more use
+    assert matcher.error is not None
+    assert matcher.allowed_after([]).tolist() == allowed.tolist()
+    assert matcher.forced_after([], 9)[1] > 0
 
 
 # ---- proposers
