@@ -137,7 +137,7 @@ class EngineConfig:
             for name, value, instead in _NEVER_INVARIANT:
                 if getattr(self, name) == value:
                     raise InvalidConfig(
-                        "numerics", f"is invariant, which {name} {value} cannot promise; use {instead}, or numerics auto"
+                        "numerics", f"is invariant, which {name} {value} cannot keep; use {instead}, or numerics auto"
                     )
         if (self.speculative == "draft") != (self.speculative_model is not None):
             raise InvalidConfig("speculative_model", "goes with speculative draft; name a model, or leave both out")
