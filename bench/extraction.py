@@ -105,4 +105,3 @@ TASKS: dict[str, Callable[[int], list[Ask]]] = {
     "free summary": free_summaries,
     "free json": free_records,
 }
-HELD = ("extract", "json")  # whose answers are what was asked for, so that the bar of one request is theirs

@@ -121,9 +121,12 @@ def steps(result: Result) -> str:
     return "\n".join([f"{where(result)} {result['dtype']}; microseconds, {result['time']}.", "", *rows])
 
 
+SPEED = ("peers", "coldstart", "prefix")  # what README tells, each measured on a machine of its own
+
+
 def speed() -> str:
     """README's few lines."""
-    rows = ["| speed on this machine's CPU | figure | command |", "| --- | --- | --- |"]
+    rows = ["| speed on a CPU | figure | command |", "| --- | --- | --- |"]
     names = {figures.SINGLE: "one request alone", "w32": "32 documents at once (W32)"}
     if found := newest("peers"):
         for ratio in found["ratios"]:
@@ -137,8 +140,8 @@ def speed() -> str:
         rows.append(f"| {found['what']}: gain of the prefix cache | {found['gain']}x | `python -m bench.prefix` |")
     if len(rows) == 2:
         return "Speed has not been measured yet."
-    measured = [where(found) for name in ("peers", "coldstart", "prefix") if (found := newest(name))]
-    return "\n".join([*rows, "", measured[0]])
+    measured = [f"`bench.{name}`: {where(found)}" for name in SPEED if (found := newest(name))]
+    return "\n".join([*rows, "", *measured])
 
 
 WRITERS = {"peers": peers, "coldstart": coldstart, "prefix": prefix, "steps": steps}

@@ -24,7 +24,7 @@ def answer(logits: torch.Tensor, draws: list[Draw], best_ids: npt.NDArray[np.int
     beams = of_beams(draws, True)
     if not beams:
         return sample(logits, draws, best_ids)
-    return in_order(draws, sample(logits, of_beams(draws, False)), name_candidates(logits, beams))
+    return in_order(draws, sample(logits, of_beams(draws, False), best_ids), name_candidates(logits, beams))
 
 
 def of_beams(draws: list[Draw], wanted: bool) -> list[Draw]:

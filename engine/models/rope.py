@@ -29,7 +29,7 @@ def rope_table(config: RopeConfig, max_model_len: int) -> torch.Tensor:
     """[max_model_len, 2, rotary_dim / 2], fp32: cosines and sines of every position.
 
     In float64 by numpy, of angles in float32 as transformers has them. torch's own, where MKL computes them on several
-    threads, are wrong by 1e-4 in one process of ten: those that it computes first.
+    threads, were wrong by 1e-4 in some processes: those that it computed first.
     """
     frequency, scale = frequencies(config, max_model_len)
     positions = torch.arange(max_model_len, dtype=torch.float32)

@@ -76,3 +76,10 @@ def test_only_what_stands_between_the_marks_is_written() -> None:
     assert written.endswith("\n<!-- prefix:end -->\nafter <!-- other:begin --> kept\n")
     assert "\nold\n" not in written
     assert report.written(written) == written
+
+
+def test_each_speed_is_told_with_the_machine_that_it_was_measured_on() -> None:
+    told = report.speed()
+    for name in report.SPEED:
+        found = report.newest(name)
+        assert found is not None and f"`bench.{name}`: {report.where(found)}" in told

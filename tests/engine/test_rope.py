@@ -13,7 +13,7 @@ from engine.models.rope import frequencies, rope_table
 
 @pytest.mark.parametrize("length", [1, 40, 320, 8192])
 def test_each_number_is_the_nearest_to_the_true_one(length: int) -> None:
-    """torch's own, computed by several threads, were wrong by 1e-4 in one process of ten, and else in a last bit."""
+    """torch's own, computed by several threads, were wrong by 1e-4 in some processes, and else in a last bit."""
     config = RopeConfig(kind="default", theta=100_000.0, rotary_dim=64, parameters={})
     table, (frequency, _) = rope_table(config, length), frequencies(config, length)
     assert table.shape == (length, 2, 32) and table.dtype == torch.float32

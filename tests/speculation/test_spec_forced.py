@@ -120,7 +120,7 @@ def test_what_a_proposer_says_follows_what_is_ahead(proposer: Any) -> None:
     sequence = sequence_of([1, 2, 3, 4, 5, 9, 8], [7])
     assert proposer().propose(sequence, 3).token_ids == []
     assert proposer().propose(sequence, 2, [2, 3]).token_ids == [4, 5]
-    assert proposer().propose(sequence, 2, [6, 6]).token_ids in ([], [6, 6])
+    assert proposer().propose(sequence, 2, [6, 6]).token_ids == []
 
 
 def test_lookup_goes_round_over_what_is_ahead() -> None:
