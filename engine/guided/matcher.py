@@ -65,8 +65,22 @@ class GrammarMatcher:
         self._forced = list(token_ids), certain
         if len(certain) >= count:
             return certain[:count], count
-        cut = self._own(self._vocabulary.tokenize_bytes(self._matcher.compute_ff_bytes()))
+        cut = self.tokens_of(self._matcher.compute_ff_bytes())
         return (cut if cut[: len(certain)] == certain else certain)[:count], len(certain)
+
+    def forced_text_after(self, token_ids: list[int]) -> bytes:
+        """The text that alone may follow these tokens, in UTF-8."""
+        if not self._go_to(token_ids):
+            return b""
+        text = self._matcher.compute_ff_bytes()
+        return b"" if self._has_failed() else text
+
+    def text_of(self, token_ids: list[int]) -> bytes:
+        return self._vocabulary.decode_bytes(token_ids)
+
+    def tokens_of(self, text: bytes) -> list[int]:
+        """As the tokenizer cuts it, up to the first token that no sequence may hold."""
+        return self._own(self._vocabulary.tokenize_bytes(text))
 
     def num_allowed(self, token_ids: list[int], following: list[int]) -> int:
         """How many of those that would follow these tokens may."""

@@ -39,11 +39,14 @@ class DecodeCurve:
         point.num_tokens += _WEIGHT * (num_tokens - point.num_tokens)
         point.step = self._step
 
-    def estimates(self, num_sequences: int, most_tokens: int) -> list[float]:
+    def estimates(
+        self, num_sequences: int, most_tokens: int, seconds_per_prefill_token: float | None = None
+    ) -> list[float]:
         """Seconds of steps of num_sequences .. most_tokens tokens; fewer where that is too far from what is known.
 
-        Between two measurements the cost is linear. Beyond the last it is hoped to rise half as steeply, so that what
-        may be worth it gets measured, and only a few tokens further each time, so that trying it costs little.
+        Between two measurements the cost is linear. Beyond the last a token takes as long as one of prefill, if that
+        is no more than so far: both are rows of one product. Otherwise the cost is hoped to rise half as steeply as
+        so far, and only a few tokens further each time, so that trying it costs little.
         """
         points = self._points.get(num_sequences.bit_length(), {})
         for bucket in [bucket for bucket, point in points.items() if self._step - point.step > _STALE_AFTER]:
@@ -51,9 +54,13 @@ class DecodeCurve:
         known = sorted(points.values(), key=lambda point: point.num_tokens)
         if not known:
             return []
-        slope = _HOPEFUL_SHARE * _slope(known)
         places = [point.num_tokens for point in known]
-        most_tokens = min(most_tokens, int(places[-1]) + max(2, num_sequences // 4))
+        slope = _slope(known)
+        if seconds_per_prefill_token is not None and seconds_per_prefill_token <= slope:
+            slope = seconds_per_prefill_token
+        else:
+            slope *= _HOPEFUL_SHARE
+            most_tokens = min(most_tokens, int(places[-1]) + max(2, num_sequences // 4))
         return [
             _interpolated(known, bisect_left(places, num_tokens), num_tokens, slope)
             for num_tokens in range(num_sequences, most_tokens + 1)

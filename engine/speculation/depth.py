@@ -1,12 +1,13 @@
 """How many proposals of each sequence are worth verifying in this step: K, down to 0. Pure.
 
 A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds 1
-for each certain proposal and rate^j for the j-th uncertain one of a sequence. The m most likely proposals of the whole
-batch are verified, with the m for which tokens a second, (N + g) / t(N + m), is largest.
+for each certain proposal and rate^j for the j-th doubtful one of a sequence and those that it implies. The m most
+likely proposals of the whole batch are verified, with the m for which tokens a second, (N + g) / t(N + m), is largest.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 _LEAST_GAIN = 0.02  # tokens; a proposal that is expected to give less is not weighed
@@ -17,8 +18,17 @@ class Offer(NamedTuple):
     """What could be verified of one sequence."""
 
     num_tokens: int
-    rate: float  # of each behind the certain ones, given that those before it are right
+    rate: float  # of each doubtful one, given that those before it are right
     num_certain: int = 0
+    num_doubtful: int = sys.maxsize  # behind the certain ones; those behind them are implied
+
+    def gain(self, place: int) -> float:
+        """Of the place-th token, from 1 on: how likely it is to be output."""
+        return self.rate ** min(max(0, place - self.num_certain), self.num_doubtful)
+
+    @property
+    def gains(self) -> list[float]:
+        return [self.gain(place) for place in range(1, self.num_tokens + 1)]
 
 
 class DepthChooser:
@@ -67,7 +77,7 @@ def _gains(offers: list[Offer]) -> list[tuple[float, int, int]]:
     gains = [
         (gain, place, index)
         for index, offer in enumerate(offers)
-        for place in range(1, offer.num_tokens + 1)
-        if (gain := offer.rate ** max(0, place - offer.num_certain)) >= _LEAST_GAIN
+        for place, gain in enumerate(offer.gains, start=1)
+        if gain >= _LEAST_GAIN
     ]
     return sorted(gains, key=lambda each: -each[0])

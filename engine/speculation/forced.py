@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.speculation.proposal import Proposal
+from engine.speculation.values import ValueGuesser
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
@@ -23,14 +24,17 @@ class ForcedFirst:
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
+        self._values = ValueGuesser()
 
-    def propose(self, sequence: Sequence, count: int) -> Proposal:
+    def propose(self, sequence: Sequence, count: int) -> list[Proposal]:
+        """One proposal, or two where a grammar leaves the next token to the model; each of at most `count` tokens."""
         matcher = sequence.matcher
         if matcher is None:
-            return self._proposer.propose(sequence, count)
+            return [self._proposer.propose(sequence, count)]
         forced, num_certain = matcher.forced_after(sequence.output_token_ids, count)
         guess = self._proposer.propose(sequence, count - len(forced), forced)
         token_ids = forced + guess.token_ids
         if len(token_ids) > num_certain:
             token_ids = token_ids[: matcher.num_allowed(sequence.output_token_ids, token_ids)]
-        return Proposal(token_ids, guess.grade, num_certain)
+        proposal = Proposal(token_ids, guess.grade, num_certain)
+        return [proposal] if forced else [proposal, self._values.guess(sequence, matcher, count)]

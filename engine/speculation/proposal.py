@@ -15,6 +15,13 @@ class Proposal(NamedTuple):
     token_ids: list[int]
     grade: int  # how good the proposer thinks they are; proposals of one grade are accepted about equally often
     num_certain: int = 0  # of the first: nothing else may come
+    num_implied: int = 0  # of the last: as certain as those before them
+    source: str = "text"  # what they come from; grades of different sources have nothing in common
+
+    @property
+    def num_doubtful(self) -> int:
+        """Between the certain and the implied."""
+        return len(self.token_ids) - self.num_certain - self.num_implied
 
 
 NOTHING = Proposal([], 0)

@@ -30,15 +30,21 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.proposal import Proposer
 
+
+class _Origin(NamedTuple):
+    source: str
+    grade: int
+
+
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 _NO_OFFER = Offer(0, 0.0)
-_MODEL_GRADE = 0  # of whatever a model drafts
+_BY_MODEL = _Origin("model", 0)  # whatever a model drafts
 _FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
 
 
 class _Guess(NamedTuple):
     num_tokens: int  # of the sequence when it was made
-    proposal: Proposal
+    proposals: list[Proposal]
 
 
 class Speculator:
@@ -58,8 +64,8 @@ class Speculator:
 
     def propose(self, rows: list[Row], most: int) -> list[list[int]]:
         """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
-        proposals = [self._proposal(row.sequence) for row in rows]
-        offers = [self._offer(row.sequence, each) for row, each in zip(rows, proposals, strict=True)]
+        likeliest = [self._likeliest(row.sequence) for row in rows]
+        proposals, offers = [each for each, _ in likeliest], [offer for _, offer in likeliest]
         depths = self._adapted(offers, most) if self._is_adaptive else _in_order(offers, most)
         return [each.token_ids[:depth] for each, depth in zip(proposals, depths, strict=True)]
 
@@ -72,32 +78,39 @@ class Speculator:
         request.num_accepted_tokens += num_accepted
         if self._proposer is None:
             has_wrong = num_accepted < num_drafted
-            self._rates.observe(row.sequence, _MODEL_GRADE, num_right=num_accepted, has_wrong=has_wrong)
+            self._rates.observe(row.sequence, *_BY_MODEL, num_right=num_accepted, has_wrong=has_wrong)
 
-    def _proposal(self, sequence: Sequence) -> Proposal:
+    def _likeliest(self, sequence: Sequence) -> tuple[Proposal, Offer]:
+        """Of what is proposed for the sequence, that of which most is expected to be right."""
+        pairs = [(proposal, self._offer(sequence, proposal)) for proposal in self._proposals(sequence)]
+        return max(pairs, key=lambda pair: sum(pair[1].gains))
+
+    def _proposals(self, sequence: Sequence) -> list[Proposal]:
         if self._proposer is None:
-            return Proposal([0] * self._most, _MODEL_GRADE)
+            return [Proposal([0] * self._most, _BY_MODEL.grade, source=_BY_MODEL.source)]
         guess = self._guesses.pop(sequence, None)
         if guess is not None:
-            self._judge(sequence, guess)
-        proposal = self._proposer.propose(sequence, self._most)
-        if proposal.token_ids:
-            self._guesses[sequence] = _Guess(sequence.num_tokens, proposal)
-        return proposal
+            came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
+            for proposal in guess.proposals:
+                self._judge(sequence, proposal, came)
+        proposals = self._proposer.propose(sequence, self._most)
+        self._guesses[sequence] = _Guess(sequence.num_tokens, proposals)
+        return proposals
 
-    def _judge(self, sequence: Sequence, guess: _Guess) -> None:
-        """Whether it was verified or not: the tokens that came say how good the guess was."""
-        proposal = guess.proposal
-        came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
-        pairs = list(zip(proposal.token_ids, came, strict=False))
+    def _judge(self, sequence: Sequence, proposal: Proposal, came: list[int]) -> None:
+        """Whether it was verified or not: the tokens that came say how good it was."""
+        pairs = list(zip(proposal.token_ids, came, strict=False))[: proposal.num_certain + proposal.num_doubtful]
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if num_right >= proposal.num_certain:
-            guessed_right = num_right - proposal.num_certain
-            self._rates.observe(sequence, proposal.grade, num_right=guessed_right, has_wrong=num_right < len(pairs))
+            guessed_right, has_wrong = num_right - proposal.num_certain, num_right < len(pairs)
+            self._rates.observe(sequence, proposal.source, proposal.grade, num_right=guessed_right, has_wrong=has_wrong)
 
     def _offer(self, sequence: Sequence, proposal: Proposal) -> Offer:
         count = self._count(sequence, proposal) if proposal.token_ids else 0
-        return Offer(count, self._rates.rate(sequence, proposal.grade), proposal.num_certain) if count else _NO_OFFER
+        if not count:
+            return _NO_OFFER
+        rate = self._rates.rate(sequence, proposal.source, proposal.grade)
+        return Offer(count, rate, proposal.num_certain, proposal.num_doubtful)
 
     def _count(self, sequence: Sequence, proposal: Proposal) -> int:
         """How many of the proposals may be verified: the target's own token is output, too."""
@@ -114,7 +127,8 @@ class Speculator:
         most = min(most, sum(offer.num_tokens for offer in offers))
         num_sequences = len(offers)
         costs = self._costs
-        seconds = costs.decode_curve.estimates(num_sequences, num_sequences + most)
+        prefill_token = costs.seconds_per_prefill_token
+        seconds = costs.decode_curve.estimates(num_sequences, num_sequences + most, prefill_token)
         if len(seconds) < 2:
             return [0] * num_sequences  # nothing to propose, or no step to compare with
         if self._proposer is not None:

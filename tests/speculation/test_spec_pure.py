@@ -77,7 +77,7 @@ def test_output_is_looked_up_as_it_grows() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 5))
 def test_whatever_lookup_proposes_did_follow_the_match(tokens: list[int], count: int) -> None:
     """Against a search that looks at every place: no longer match exists within the newest few, and it is continued."""
-    token_ids, grade, _ = NgramProposer().propose(sequence_of(tokens), count)
+    token_ids, grade, *_ = NgramProposer().propose(sequence_of(tokens), count)
     ends = {end for end in range(2, len(tokens)) if tokens[end - 2 : end] == tokens[-2:]}
     newest = sorted(ends)[-16:] or [end for end in range(1, len(tokens)) if tokens[end - 1] == tokens[-1]][-1:]
     if not newest:
@@ -231,15 +231,16 @@ def test_rates_follow_a_sequence_and_start_from_its_grade() -> None:
     rates = AcceptanceRates()
     good, bad, new = (sequence_of([1]) for _ in range(3))
     for _ in range(50):
-        rates.observe(good, 3, num_right=3, has_wrong=False)
-        rates.observe(bad, 2, num_right=0, has_wrong=True)
-    assert rates.rate(good, 3) > 0.95
-    assert rates.rate(bad, 2) < 0.05
-    assert rates.rate(new, 3) > 0.9
-    assert rates.rate(new, 2) < 0.1
+        rates.observe(good, "text", 3, num_right=3, has_wrong=False)
+        rates.observe(bad, "text", 2, num_right=0, has_wrong=True)
+    assert rates.rate(good, "text", 3) > 0.95
+    assert rates.rate(bad, "text", 2) < 0.05
+    assert rates.rate(new, "text", 3) > 0.9
+    assert rates.rate(new, "text", 2) < 0.1
+    assert rates.rate(new, "value", 3) == rates.rate(bad, "value", 2) == 0.6  # another source is another matter
     for _ in range(20):
-        rates.observe(bad, 2, num_right=1, has_wrong=False)
-    assert rates.rate(bad, 2) > 0.5
+        rates.observe(bad, "text", 2, num_right=1, has_wrong=False)
+    assert rates.rate(bad, "text", 2) > 0.5
 
 
 def test_costs_between_two_measurements_are_linear_and_hopeful_a_little_beyond() -> None:
@@ -252,6 +253,15 @@ def test_costs_between_two_measurements_are_linear_and_hopeful_a_little_beyond()
     assert curve.estimates(8, 9) == []  # another number of sequences
     curve.observe(32, 32, 1.0)
     assert len(curve.estimates(32, 192)) == 9
+
+
+def test_beyond_what_is_measured_a_token_costs_as_much_as_one_of_prefill_but_no_more_than_so_far() -> None:
+    curve = DecodeCurve()
+    curve.observe(1, 1, 1.0)
+    assert curve.estimates(1, 9, 0.1) == pytest.approx([1.0 + 0.1 * more for more in range(9)])
+    assert curve.estimates(1, 9, 0.6) == curve.estimates(1, 9)  # a short prompt's step is mostly fixed cost
+    curve.observe(1, 3, 1.1)
+    assert curve.estimates(1, 9, 0.1) == curve.estimates(1, 9) == pytest.approx([1.0, 1.05, 1.1, 1.125, 1.15])
 
 
 def test_a_hiccup_is_no_cost_and_what_is_old_is_measured_anew() -> None:

@@ -1,0 +1,181 @@
+"""Values that a grammar leaves free: how their words go on, how they end, and what that implies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bench.extraction import records
+from engine import LLM, EngineConfig
+from engine.config import LoadedModel
+from engine.guided.compiler import GrammarCompiler
+from engine.guided.matcher import GrammarMatcher
+from engine.params import Guided, SamplingParams
+from engine.runner import TorchRunner
+from engine.sequence import Request, Sequence
+from engine.speculation.forced import ForcedFirst
+from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposal import NOTHING, Proposal
+from engine.speculation.values import _MAX_ENDS, _MAX_TOKENS_AT_ONCE, ValueGuesser
+
+FIELDS: dict[str, Any] = {"name": {"type": "string"}, "age": {"type": "integer"}, "home": {"type": "string"}}
+PEOPLE: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "object", "properties": FIELDS, "required": list(FIELDS), "additionalProperties": False},
+}
+PROMPT = (
+    "Write JSON. Olga is 31 and lives in Rio; Lars Olsen is 58, lives in bergen-nord and not in Oslo. Ask o.k@mill.org!"
+)
+FIRST = '[{"name": "Olga", "age": 31, "home": "Rio"}'
+
+
+class Case:
+    """A guesser before one output, which may be extended."""
+
+    def __init__(self, loaded: LoadedModel, prompt: str = PROMPT, schema: dict[str, Any] = PEOPLE) -> None:
+        self.loaded = loaded
+        self.matcher: GrammarMatcher = GrammarCompiler(loaded.tokenizer, loaded.info.vocab_size).compile(
+            Guided(json=schema)
+        )
+        request = Request("r", self.tokens(prompt), SamplingParams(), 0)
+        request.sequences = [Sequence(request, 0, 0, [], matcher=self.matcher)]
+        self.sequence, self.guesser = request.sequences[0], ValueGuesser()
+
+    def tokens(self, text: str) -> list[int]:
+        return self.loaded.tokenizer.encode(text, add_special_tokens=False)
+
+    def write(self, text: str) -> None:
+        for token_id in self.tokens(text):
+            self.sequence.output_token_ids.append(token_id)
+
+    def guess(self, count: int = 60) -> Proposal:
+        return self.guesser.guess(self.sequence, self.matcher, count)
+
+    def guessed(self, count: int = 60) -> str:
+        return self.loaded.tokenizer.decode(self.guess(count).token_ids)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('[{"name": "O', "lga"),  # how strings end is not known yet
+        ('[{"name": "Olga", "age": 3', "1"),  # and that they end by a comma and a quote is of no use here
+        (FIRST + ', {"name": "L', 'ars", "age": '),
+        (FIRST + ', {"name": "Lars', '", "age": '),
+        (FIRST + ', {"name": "Lars ', 'Olsen", "age": '),
+        (FIRST + ', {"name": "Lars", "age": 5', '8, "home": "'),
+        (FIRST + ', {"name": "Lars", "age": 58, "home": "B', 'ergen-nord"}'),  # another case; a hyphen within
+        (FIRST + ', {"name": "Lars", "age": 58, "home": "O', 'slo"}'),  # behind the age, so not Olga
+        (FIRST + ', {"name": "Lars", "age": 58, "home": "o.k', '@mill.org"}'),
+        (FIRST + ', {"name": "Zoe', '", "age": '),  # not in the prompt: if anything, it ends
+        (FIRST + ', {"name": "rs', '", "age": '),  # within a word is not at its start
+        (FIRST + ', {"name": "', ""),
+    ],
+)  # fmt: skip
+def test_a_word_goes_on_as_in_the_prompt_and_ends_as_values_did_before(
+    tiny: LoadedModel, written: str, expected: str
+) -> None:
+    case = Case(tiny)
+    for character in written:
+        case.write(character)
+        case.guess()
+    assert case.guessed() == expected
+    late = Case(tiny)  # asked once alone it has seen the same
+    late.write(written)
+    assert late.guessed() == (expected if len(written) < _MAX_TOKENS_AT_ONCE else late.guessed())
+
+
+def test_a_guess_is_graded_and_says_what_it_implies(real: LoadedModel) -> None:
+    case = Case(real)
+    case.write('[{"name": "Olga')
+    assert case.guess() == NOTHING._replace(grade=2, source="value")  # in the prompt, at a word's end
+    case.write('", "age": 31, "home": "Rio"}, {"name": "L')
+    guess = case.guess()
+    assert real.tokenizer.decode(guess.token_ids) == 'ars", "age": '
+    assert real.tokenizer.decode(guess.token_ids[guess.num_doubtful :]) == ' "age": '
+    assert (guess.grade, guess.num_certain, guess.source) == (5, 0, "value")
+    assert case.guess(1).token_ids == guess.token_ids[:1]
+    case.write('isa", "age": 7, "home": "Y')
+    assert case.guess().grade == 1
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    people=st.lists(
+        st.fixed_dictionaries(
+            {"name": st.sampled_from(["Olga", "Lars", "Al", 'q"t', "日本", "\x00", ""]), "age": st.integers(-3, 120),
+             "home": st.text(max_size=9)}
+        ),
+        max_size=3,
+    ),
+    prompt=st.text(max_size=80),
+    cut=st.integers(0, 200),
+    count=st.integers(0, 12),
+)  # fmt: skip
+def test_whatever_was_written_a_guess_is_short_enough_and_allowed(
+    tiny: LoadedModel, people: list[dict[str, Any]], prompt: str, cut: int, count: int
+) -> None:
+    case = Case(tiny, prompt + PROMPT)
+    written = case.tokens(json.dumps(people, ensure_ascii=False))[:cut]
+    for place in range(len(written)):
+        if not len(case.matcher.allowed_after(written[: place + 1])):
+            return  # not as the grammar writes it
+        case.sequence.output_token_ids.append(written[place])
+        guess = case.guess(count)
+        assert len(guess.token_ids) <= count
+        assert case.matcher.num_allowed(written[: place + 1], guess.token_ids) == len(guess.token_ids)
+        assert 0 <= guess.num_doubtful <= len(guess.token_ids)
+
+
+def test_an_output_that_is_continued_is_looked_at_from_its_end(tiny: LoadedModel) -> None:
+    """Thousands of tokens of an earlier life are no reason to stop for all of them."""
+    case = Case(tiny)
+    case.write("[" + FIRST[1:] + (", " + FIRST[1:]) * 40 + ', {"name": "L')
+    asked = []
+    inner = case.matcher.forced_text_after
+    case.matcher.forced_text_after = lambda token_ids: asked.append(len(token_ids)) or inner(token_ids)  # type: ignore
+    assert case.guessed() == 'ars", "age": '
+    assert 0 < len(asked) <= _MAX_TOKENS_AT_ONCE + 1
+
+
+def test_what_is_remembered_is_bounded(tiny: LoadedModel) -> None:
+    names = [f"field{number}" for number in range(_MAX_ENDS + 20)]
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
+    case = Case(tiny, schema=schema)
+    for name in names:
+        case.write(("{" if name == names[0] else ", ") + f'"{name}": "x"')
+        case.guess()
+    [value] = case.guesser._values.values()
+    assert len(value._ends) == _MAX_ENDS
+
+
+def test_a_proposer_offers_both_where_the_model_may_choose_and_one_where_it_may_not(tiny: LoadedModel) -> None:
+    case = Case(tiny)
+    proposer = ForcedFirst(NgramProposer())
+    case.write(FIRST + ", ")
+    assert [each.source for each in proposer.propose(case.sequence, 8)] == ["text"]
+    case.write('{"name": "L')
+    text, value = proposer.propose(case.sequence, 40)
+    assert tiny.tokenizer.decode(value.token_ids) == 'ars", "age": '
+    assert text.source == "text" and tiny.tokenizer.decode(text.token_ids).startswith("ars Olsen is 58")
+
+
+def test_records_of_the_prompt_are_written_in_few_steps(real: LoadedModel) -> None:
+    """Of what the real model writes from one text; without this guesser each step gives 3.9 tokens."""
+    asks = records(3)
+    template = real.tokenizer.chat_template
+    assert template is not None and isinstance(real.runner, TorchRunner)
+    outputs = []
+    for proposer in ("none", "ngram"):
+        config = EngineConfig(speculative=proposer, speculative_adaptive=False, num_kv_blocks=64)
+        runner = TorchRunner(real.runner.decoder, 1024, config.block_size, 64, 0, real.runner._kv.layer(0)[0].dtype)
+        llm = LLM(LoadedModel(runner=runner, tokenizer=real.tokenizer, info=real.info), config)
+        prompts = [template.render([{"role": "user", "content": each.message}]) for each in asks]
+        told = [llm.generate(prompt, each.params)[0] for prompt, each in zip(prompts, asks, strict=True)]
+        outputs.append([each.choices[0].token_ids for each in told])
+    assert outputs[0] == outputs[1]
+    assert sum(len(token_ids) for token_ids in outputs[1]) > 4.3 * llm.stats().num_steps
