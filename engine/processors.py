@@ -22,6 +22,21 @@ from engine.sequence import Sequence
 
 
 def needs_processing(sequence: Sequence) -> bool:
+    return sequence.matcher is not None or _is_changed(sequence)
+
+
+def is_only_guided(sequence: Sequence) -> bool:
+    """Whether a draw takes the largest of what the grammar leaves: the raw row's largest, where it may come."""
+    return (
+        sequence.matcher is not None
+        and sequence.params.is_greedy
+        and sequence.request.beams is None
+        and not _is_changed(sequence)
+    )
+
+
+def _is_changed(sequence: Sequence) -> bool:
+    """Whether anything but a grammar changes its logits."""
     params = sequence.params
     return bool(
         params.logit_bias
@@ -30,7 +45,6 @@ def needs_processing(sequence: Sequence) -> bool:
         or params.frequency_penalty
         or params.presence_penalty
         or sequence.num_output_tokens < params.min_tokens
-        or sequence.matcher is not None
     )
 
 

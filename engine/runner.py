@@ -24,6 +24,7 @@ from engine.models.draft import DraftModel, load_draft_model
 from engine.models.load import AnyDecoder, load_decoder
 from engine.models.native import NativeDecoder
 from engine.plan import Plan, Runner, StepResult, StepShape
+from engine.processors import is_only_guided
 from engine.rejection_sampler import reject
 from engine.row_places import draws_of, prompt_logprobs
 from engine.text.tokenizer import Tokenizer
@@ -82,7 +83,7 @@ class TorchRunner:
             return StepResult([])
         draft_seconds, draft_logits = self._drafter.draft(plan) if self._drafter is not None else (0.0, {})
         draws = draws_of(plan.rows)
-        grammars = self._look_ahead.begin([draw.sequence for draw in draws])
+        grammars = self._look_ahead.begin([each.sequence for each in draws if not is_only_guided(each.sequence)])
         try:
             logits = self._logits(plan)
         finally:

@@ -6,7 +6,7 @@ then top_k, top_p and min_p on softmax(logit / T). Logprobs are of the raw distr
 
 Draws that need the same are made together, each row to the bit as if it were alone:
 
-    plain greedy          the raw row's largest
+    plain greedy          the raw row's largest; so with a grammar that allows it
     greedy                the processed row's largest
     temperature only      gumbel_max.draw_from_all
     filters               filters.support, then gumbel_max.draw_from_some
@@ -28,7 +28,7 @@ from engine.gumbel_max import draw_from_all, draw_from_some
 from engine.logprobs import position_logprobs
 from engine.noise import DrawKey
 from engine.plan import PositionLogprobs, Sampled
-from engine.processors import needs_processing, process
+from engine.processors import is_only_guided, needs_processing, process
 from engine.rows import largest, values_at
 from engine.sequence import Sequence
 
@@ -62,7 +62,7 @@ def sample(logits: torch.Tensor, draws: list[Draw], best_ids: npt.NDArray[np.int
     best, ids = largest(rows) if best_ids is None else values_at(rows, best_ids[[draw.place for draw in draws]])
     is_sound = [math.isfinite(value) for value in best]  # NaN beats all
     token_ids: list[int | None] = list(ids)
-    drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence)]
+    drawn = [i for i, draw in enumerate(draws) if is_sound[i] and not _is_plain(draw.sequence, ids[i])]
     if drawn:
         chosen = _choose(rows if len(drawn) == len(draws) else rows[drawn], [draws[i] for i in drawn])
         for i, token_id in zip(drawn, chosen, strict=True):
@@ -89,7 +89,10 @@ def _rows_of(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     return logits[torch.tensor(places, device=logits.device)]
 
 
-def _is_plain(sequence: Sequence) -> bool:
+def _is_plain(sequence: Sequence, largest: int) -> bool:
+    """Whether the draw is the raw row's largest. Asking a grammar about one token is cheap beside a mask."""
+    if sequence.matcher is not None and is_only_guided(sequence):
+        return sequence.matcher.num_allowed(sequence.output_token_ids, [largest]) == 1
     return sequence.params.is_greedy and not needs_processing(sequence)
 
 

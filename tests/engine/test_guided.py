@@ -11,6 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,10 +21,11 @@ from engine.errors import InvalidConfig
 from engine.fake_runner import load_fake
 from engine.guided.compiler import GrammarCompiler
 from engine.params import Guided
+from engine.sampler import Draw, sample
 from engine.text.tokenizer import Tokenizer
 from tests.cases.trial import Trial, prompt_of
 from tests.conftest import skip_or_fail
-from tests.engine.runner_aids import load
+from tests.engine.runner_aids import load, new_sequence
 
 SCHEMAS50 = [json.loads(line) for line in (Path(__file__).parent / "schemas50.jsonl").read_text().splitlines()]
 """As people write them; every string and list is bounded, so that an output of some length ends."""
@@ -172,6 +174,45 @@ def test_a_matcher_asked_in_any_order_answers_as_a_new_one(tiny_tokenizer: Token
         outputs.append(output)
         for each in (output, data.draw(st.sampled_from(outputs))):
             assert asked.allowed_after(each).tolist() == compiler.compile(wanted).allowed_after(each).tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_greedy_draw_is_the_largest_that_is_allowed_and_asks_for_no_mask_where_that_is_the_largest(
+    tiny_tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Of one token the grammar is asked directly; it may deny an end that the mask then allows, never the reverse."""
+    compiler = GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
+    matcher = compiler.compile(Guided(**KINDS[data.draw(st.sampled_from(sorted(KINDS)))]))
+    sequence = new_sequence([5, 6], SamplingParams(temperature=0.0))
+    sequence.matcher = matcher
+    asked: list[int] = []
+    mask_of = matcher.allowed_after
+
+    def counted(token_ids: list[int]) -> Any:
+        asked.append(len(token_ids))
+        return mask_of(token_ids)
+
+    for _ in range(data.draw(st.integers(1, 8))):
+        output = sequence.output_token_ids
+        allowed = mask_of(output).copy()
+        if not allowed.any():
+            return
+        logits = torch.randn(len(allowed), generator=torch.Generator().manual_seed(data.draw(st.integers(0, 99))))
+        token_id = data.draw(st.sampled_from(allowed.nonzero()[0].tolist()))
+        if data.draw(st.booleans()):
+            logits[token_id] = 9.0
+        asked.clear()
+        matcher.allowed_after = counted  # type: ignore[method-assign]
+        [sampled] = sample(logits[None], [Draw(0, sequence)])
+        matcher.allowed_after = mask_of  # type: ignore[method-assign]
+        largest = int(logits.argmax())
+        assert sampled.token_id == int(logits.masked_fill(~torch.from_numpy(allowed), -torch.inf).argmax())
+        if largest not in tiny_tokenizer.eos_token_ids:
+            assert bool(asked) == (not allowed[largest])
+        for each in data.draw(st.lists(st.integers(0, len(allowed) - 1), max_size=20)):
+            assert matcher.num_allowed(output, [each]) <= int(allowed[each])
+        output.append(token_id)
 
 
 def test_a_compiled_grammar_is_used_again(tiny_tokenizer: Tokenizer) -> None:
