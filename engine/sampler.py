@@ -89,11 +89,11 @@ def _rows_of(logits: torch.Tensor, draws: list[Draw]) -> torch.Tensor:
     return logits[torch.tensor(places, device=logits.device)]
 
 
-def _is_plain(sequence: Sequence, largest: int) -> bool:
-    """Whether the draw is the raw row's largest. Asking a grammar about one token is cheap beside a mask."""
-    if sequence.matcher is not None and is_only_guided(sequence):
-        return sequence.matcher.num_allowed(sequence.output_token_ids, [largest]) == 1
-    return sequence.params.is_greedy and not needs_processing(sequence)
+def _is_plain(sequence: Sequence, best_id: int) -> bool:
+    """Whether the draw is the raw row's largest. To ask a grammar about one token is cheap beside a mask."""
+    if sequence.matcher is None:
+        return sequence.params.is_greedy and not needs_processing(sequence)
+    return is_only_guided(sequence) and sequence.matcher.may_follow(sequence.output_token_ids, best_id)
 
 
 @torch.inference_mode()

@@ -24,6 +24,7 @@ class GrammarMatcher:
     def __init__(self, beginning: LLMatcher, vocabulary: LLTokenizer, num_tokens: int) -> None:
         """`beginning` stays as it is. num_tokens: those that a sequence may hold; the vocabulary may know more."""
         self.error: str | None = None  # why nothing was allowed at some place, where that is not the grammar's own end
+        self.can_go_back = True  # as far as is known; a grammar with limits of its own (`max_tokens=`) cannot
         self._beginning, self._vocabulary, self._num_tokens = beginning, vocabulary, num_tokens
         self._matcher = beginning.deep_copy()
         self._consumed: list[int] = []
@@ -43,6 +44,7 @@ class GrammarMatcher:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._has_failed():
             return _NOTHING
+        self.error = None
         allowed = np.unpackbits(bits, bitorder="little").view(bool)
         self._answers[len(token_ids)] = allowed
         while len(self._answers) > _NUM_KEPT:
@@ -55,18 +57,14 @@ class GrammarMatcher:
 
         Behind the certain ones stand those of the text's end, which may be cut otherwise with what comes behind it.
         """
-        if (known := self._known_to_follow(token_ids, count)) is not None:
-            return known, count
-        if not self._go_to(token_ids):
+        certain = self._certain_after(token_ids, count)
+        if certain is None:
             return [], 0
-        certain = self._own(self._matcher.compute_ff_tokens())
-        if self._has_failed():
-            return [], 0
-        self._forced = list(token_ids), certain
-        if len(certain) >= count:
-            return certain[:count], count
+        own = self._own(certain)
+        if len(own) >= count:
+            return own[:count], count
         cut = self.tokens_of(self._matcher.compute_ff_bytes())
-        return (cut if cut[: len(certain)] == certain else certain)[:count], len(certain)
+        return (cut if cut[: len(own)] == own else own)[:count], len(own)
 
     def forced_text_after(self, token_ids: list[int]) -> bytes:
         """The text that alone may follow these tokens, in UTF-8."""
@@ -82,12 +80,39 @@ class GrammarMatcher:
         """As the tokenizer cuts it, up to the first token that no sequence may hold."""
         return self._own(self._vocabulary.tokenize_bytes(text))
 
+    def may_follow(self, token_ids: list[int], token_id: int) -> bool:
+        """Whether the mask behind these tokens has this one, for less than the mask costs.
+
+        No, too, where only the mask can tell: at an end of the grammar, and where a limit is met.
+        """
+        certain = self._certain_after(token_ids, 1)
+        if certain is None:
+            return False
+        if not certain:
+            return self.num_allowed(token_ids, [token_id]) == 1
+        return certain[0] == token_id  # the only cut in the mask, though the grammar would take others as well
+
     def num_allowed(self, token_ids: list[int], following: list[int]) -> int:
         """How many of those that would follow these tokens may."""
         if not self._go_to(token_ids):
             return 0
         num_allowed = self._matcher.validate_tokens(self._own(following))
         return 0 if self._has_failed() else num_allowed
+
+    def _certain_after(self, token_ids: list[int], count: int) -> list[int] | None:
+        """The tokens that alone may follow, or the next `count` of them; None where these tokens are not the grammar's.
+
+        The matcher stands behind these tokens then, unless there are `count`.
+        """
+        if (known := self._known_to_follow(token_ids, count)) is not None:
+            return known
+        if not self._go_to(token_ids):
+            return None
+        certain = self._matcher.compute_ff_tokens()
+        if self._has_failed():
+            return None
+        self._forced = list(token_ids), certain
+        return certain
 
     def _known_to_follow(self, token_ids: list[int], count: int) -> list[int] | None:
         """`count` tokens of what was forced last, where these tokens have gone that way: a long text is cut once."""
@@ -105,9 +130,12 @@ class GrammarMatcher:
         """Whether the grammar knows these tokens, and then the matcher stands behind them."""
         num_shared = _num_shared(token_ids, self._consumed)
         if num_shared < len(self._consumed):
-            self._matcher.rollback(len(self._consumed) - num_shared)
-            del self._consumed[num_shared:]
-            self._answers = {count: each for count, each in self._answers.items() if count <= num_shared}
+            if self._matcher.rollback(len(self._consumed) - num_shared):
+                del self._consumed[num_shared:]
+                self._answers = {count: each for count, each in self._answers.items() if count <= num_shared}
+            else:
+                self.can_go_back, num_shared = False, 0
+                self._begin_anew()
         following = token_ids[num_shared:]
         num_taken = self._matcher.try_consume_tokens(following) if following else 0
         self._consumed += following[:num_taken]
@@ -121,9 +149,12 @@ class GrammarMatcher:
         if not self._matcher.is_error():
             return False
         self.error = f"the output's grammar is too complex here: {self._matcher.get_error()[:200]}"
+        self._begin_anew()
+        return True
+
+    def _begin_anew(self) -> None:
         self._matcher = self._beginning.deep_copy()
         self._consumed, self._answers = [], {}
-        return True
 
 
 def _num_shared(ours: list[int], theirs: list[int]) -> int:

@@ -15,7 +15,7 @@ class Proposal(NamedTuple):
     token_ids: list[int]
     grade: int  # how good the proposer thinks they are; proposals of one grade are accepted about equally often
     num_certain: int = 0  # of the first: nothing else may come
-    num_implied: int = 0  # of the last: as certain as those before them
+    num_implied: int = 0  # of the last: taken to be as certain as those before them
     source: str = "text"  # what they come from; grades of different sources have nothing in common
 
     @property

@@ -29,16 +29,9 @@ if TYPE_CHECKING:
     from engine.plan import Row
     from engine.sequence import Sequence
     from engine.speculation.proposal import Proposer
-
-
-class _Origin(NamedTuple):
-    source: str
-    grade: int
-
-
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 _NO_OFFER = Offer(0, 0.0)
-_BY_MODEL = _Origin("model", 0)  # whatever a model drafts
+_BY_MODEL = Proposal([], 0, source="model")  # but for the tokens, which are not known when the plan is made
 _FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
 
 
@@ -78,7 +71,7 @@ class Speculator:
         request.num_accepted_tokens += num_accepted
         if self._proposer is None:
             has_wrong = num_accepted < num_drafted
-            self._rates.observe(row.sequence, *_BY_MODEL, num_right=num_accepted, has_wrong=has_wrong)
+            self._observe(row.sequence, _BY_MODEL, num_accepted, has_wrong)
 
     def _likeliest(self, sequence: Sequence) -> tuple[Proposal, Offer]:
         """Of what is proposed for the sequence, that of which most is expected to be right."""
@@ -87,7 +80,7 @@ class Speculator:
 
     def _proposals(self, sequence: Sequence) -> list[Proposal]:
         if self._proposer is None:
-            return [Proposal([0] * self._most, _BY_MODEL.grade, source=_BY_MODEL.source)]
+            return [_BY_MODEL._replace(token_ids=[0] * self._most)]
         guess = self._guesses.pop(sequence, None)
         if guess is not None:
             came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
@@ -102,8 +95,12 @@ class Speculator:
         pairs = list(zip(proposal.token_ids, came, strict=False))[: proposal.num_certain + proposal.num_doubtful]
         num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if num_right >= proposal.num_certain:
-            guessed_right, has_wrong = num_right - proposal.num_certain, num_right < len(pairs)
-            self._rates.observe(sequence, proposal.source, proposal.grade, num_right=guessed_right, has_wrong=has_wrong)
+            self._observe(sequence, proposal, num_right - proposal.num_certain, num_right < len(pairs))
+
+    def _observe(self, sequence: Sequence, proposal: Proposal, num_right: int, has_wrong: bool) -> None:
+        """`num_right`: of the doubtful ones."""
+        source, grade = proposal.source, proposal.grade
+        self._rates.observe(sequence, source, grade, num_right=num_right, has_wrong=has_wrong)
 
     def _offer(self, sequence: Sequence, proposal: Proposal) -> Offer:
         count = self._count(sequence, proposal) if proposal.token_ids else 0

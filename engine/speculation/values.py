@@ -25,8 +25,9 @@ _MARK = b"\0"  # before each word of a text that is searched
 _WORD_START = re.compile(rb"(?<![\w\x80-\xff])(?=[\w\x80-\xff])")
 _REST_OF_WORD = re.compile(rb"\0?[\w\x80-\xff]*(?:[-.@:/'+&#]\0[\w\x80-\xff]+)*")
 _LAST_WORD = re.compile(rb"[\w\x80-\xff]*[^\w\x80-\xff]*\Z")  # and what stands behind it
-_MAX_PROMPT_TOKENS = 16_384  # the newest, which are searched
-_MAX_TOKENS_AT_ONCE = 64  # of output that came since the last guess; before them it is not looked at
+_MAX_PROMPT_TOKENS, _MAX_PROMPT_BYTES = 16_384, 65_536  # the newest, which are searched
+_MAX_VALUE_BYTES, _MAX_WORD_BYTES = 256, 64  # of a value that is looked up, and of what is taken of the prompt at once
+_MAX_TOKENS_AT_ONCE = 64  # of output that came since the last look; before them it is not looked at
 _MAX_ENDS, _MAX_NAME_BYTES = 64, 64  # remembered of one sequence
 
 
@@ -34,27 +35,30 @@ class ValueGuesser:
     def __init__(self) -> None:
         self._values: WeakKeyDictionary[Sequence, _Value] = WeakKeyDictionary()
 
-    def guess(self, sequence: Sequence, matcher: GrammarMatcher, count: int) -> Proposal:
-        """At most `count` tokens, where the grammar forces none.
-
-        Graded by whether the prompt has the value, whether its word goes on there, and whether its end is known.
-        """
+    def follow(self, sequence: Sequence, matcher: GrammarMatcher) -> None:
+        """Takes the output's tokens that are new since the last time."""
         value = self._values.get(sequence)
         if value is None:
             prompt = matcher.text_of(sequence.prompt_token_ids[-_MAX_PROMPT_TOKENS:])
-            value = self._values[sequence] = _Value(prompt)
-        token_ids = sequence.output_token_ids
-        value.follow(token_ids, matcher)
-        if not value.text:
+            value = self._values[sequence] = _Value(prompt[-_MAX_PROMPT_BYTES:])
+        value.follow(sequence.output_token_ids, matcher)
+
+    def guess(self, sequence: Sequence, matcher: GrammarMatcher, count: int) -> Proposal:
+        """At most `count` tokens, where the grammar forces none and the output has been followed.
+
+        Graded by whether the prompt has the value, whether its word goes on there, and whether its end is known.
+        """
+        value, token_ids = self._values[sequence], sequence.output_token_ids
+        if not 0 < len(value.text) <= _MAX_VALUE_BYTES:
             return NOTHING
         rest = value.rest_of_word()
         word = matcher.tokens_of(rest) if rest else []
-        word = word[: matcher.num_allowed(token_ids, word[:count])]
-        end = value.likely_end(token_ids + word, matcher) if len(word) < count else []
-        guessed = word + end
-        implied, _ = matcher.forced_after(token_ids + guessed, count - len(guessed)) if end else ([], 0)
-        grade = 2 * ((rest is not None) + bool(word)) + value.is_end_known
-        return Proposal(guessed + implied, grade, num_implied=len(implied), source="value")
+        word = word[: matcher.num_allowed(token_ids, word)]
+        end = value.likely_end(token_ids + word, matcher)
+        guessed = (word + end)[:count]
+        num_implied = max(0, len(guessed) - len(word) - 1)
+        grade = 2 * ((rest is not None) + bool(word)) + (value.is_end_known and bool(end))
+        return Proposal(guessed, grade, num_implied=num_implied, source="value")
 
 
 class _Value:
@@ -68,17 +72,23 @@ class _Value:
         self._num_looked_at = 0  # places in the output
         self._num_forced = 0  # bytes that come before the value
         self._name = b""  # their last word: mostly a field's name
-        self._ends: dict[bytes, int] = {}  # name -> the token that ended its last value; newest last
+        self._ends: dict[bytes, list[int]] = {}  # name -> what ended its last value, and what was forced; newest last
+        self._newest_end: list[int] = []  # of them; what is forced is still being written to it
+        self._implied: dict[int, list[int]] = {}  # what may end this value -> what that was found to force
 
     def follow(self, token_ids: list[int], matcher: GrammarMatcher) -> None:
-        """Takes the output's tokens that are new since the last time."""
-        first = max(self._num_looked_at, len(token_ids) - _MAX_TOKENS_AT_ONCE)
-        for place in range(first, len(token_ids) + 1):
+        first = len(token_ids) + 1 - _MAX_TOKENS_AT_ONCE
+        if first > self._num_looked_at:  # what came in between is not known
+            self._num_looked_at, self._num_forced, self._newest_end = first, 0, []
+            self.text.clear()
+        for place in range(self._num_looked_at, len(token_ids) + 1):
             newest = token_ids[place - 1 : place] if place else []
             piece = matcher.text_of(newest)
             num_forced = min(len(piece), self._num_forced)
             self._num_forced -= num_forced
             self.text += piece[num_forced:]
+            if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_TOKENS_AT_ONCE:
+                self._newest_end += newest
             if self._num_forced == 0 and (forced := matcher.forced_text_after(token_ids[:place])):
                 if 0 < len(piece) < len(self.text):
                     self._end(bytes(self.text[: -len(piece)]), newest[0])
@@ -87,11 +97,12 @@ class _Value:
         self._num_looked_at = len(token_ids) + 1
 
     def _end(self, text: bytes, token_id: int) -> None:
-        found = self._place_of(text)
+        found = self._place_of(text) if len(text) <= _MAX_VALUE_BYTES else None
         if found is not None:
             self._copied_until = found
+        self._implied.clear()
         self._ends.pop(self._name, None)
-        self._ends[self._name] = token_id
+        self._ends[self._name] = self._newest_end = [token_id]
         if len(self._ends) > _MAX_ENDS:
             del self._ends[next(iter(self._ends))]
 
@@ -100,18 +111,29 @@ class _Value:
         found = self._place_of(bytes(self.text))
         if found is None:
             return None
-        match = _REST_OF_WORD.match(self._prompt, found)
-        return match[0].replace(_MARK, b"") if match else b""
+        match = _REST_OF_WORD.match(self._prompt, found, found + _MAX_WORD_BYTES)
+        rest = match[0].replace(_MARK, b"") if match else b""
+        return rest.decode(errors="ignore").encode()  # whole characters
 
     @property
     def is_end_known(self) -> bool:
         return self._name in self._ends
 
     def likely_end(self, token_ids: list[int], matcher: GrammarMatcher) -> list[int]:
-        """The token that ended the last value of this name, or else of any, as far as it may follow these; or none."""
+        """A token that may follow these and end the value, and what is forced behind it; or nothing.
+
+        As at the last value of this name, tokens as the model cut them, or else at the newest value that ended so.
+        """
         known = self._ends.get(self._name)
-        ends = dict.fromkeys(reversed(self._ends.values())) if known is None else [known]
-        return next(([end] for end in ends if matcher.num_allowed(token_ids, [end])), [])
+        if known is not None:
+            return known[: matcher.num_allowed(token_ids, known)]
+        for end in dict.fromkeys(each[0] for each in reversed(self._ends.values())):
+            if matcher.num_allowed(token_ids, [end]):
+                if end not in self._implied:  # it may be long: once for each value
+                    self._implied[end] = matcher.forced_after([*token_ids, end], _MAX_TOKENS_AT_ONCE)[0]
+                found = [end, *self._implied[end]]
+                return found[: matcher.num_allowed(token_ids, found)]
+        return []
 
     def _place_of(self, text: bytes) -> int | None:
         """Where it ends in the prompt, whatever its case: behind what was copied last, or else anywhere."""

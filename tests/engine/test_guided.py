@@ -46,6 +46,8 @@ KINDS: dict[str, Any] = {
     "grammar": {"grammar": 'start: "[" number ("," number)~0..3 "]"\nnumber: /[0-9]{1,2}/'},
 }
 
+COUNTED = 'start: ("name: " x ";\\n")+\nx[max_tokens=30]: /[a-z ]+/'  # llguidance cannot take its tokens back
+
 
 @pytest.fixture(scope="session")
 def exact_tiny(tiny_folder: Path) -> LoadedModel:
@@ -181,7 +183,7 @@ def test_a_matcher_asked_in_any_order_answers_as_a_new_one(tiny_tokenizer: Token
 def test_a_greedy_draw_is_the_largest_that_is_allowed_and_asks_for_no_mask_where_that_is_the_largest(
     tiny_tokenizer: Tokenizer, data: st.DataObject
 ) -> None:
-    """Of one token the grammar is asked directly; it may deny an end that the mask then allows, never the reverse."""
+    """Of one token the matcher is asked directly; it may deny an end that the mask then allows, never the reverse."""
     compiler = GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
     matcher = compiler.compile(Guided(**KINDS[data.draw(st.sampled_from(sorted(KINDS)))]))
     sequence = new_sequence([5, 6], SamplingParams(temperature=0.0))
@@ -211,8 +213,55 @@ def test_a_greedy_draw_is_the_largest_that_is_allowed_and_asks_for_no_mask_where
         if largest not in tiny_tokenizer.eos_token_ids:
             assert bool(asked) == (not allowed[largest])
         for each in data.draw(st.lists(st.integers(0, len(allowed) - 1), max_size=20)):
-            assert matcher.num_allowed(output, [each]) <= int(allowed[each])
+            assert matcher.may_follow(output, each) <= bool(allowed[each])
         output.append(token_id)
+
+
+def test_one_token_is_judged_as_by_the_mask_however_a_text_could_be_cut(real_model: LoadedModel) -> None:
+    """A mask has one cut of what is forced (`{"`), the grammar as such would know others (`{`)."""
+    tokenizer, vocab_size = real_model.tokenizer, real_model.info.vocab_size
+    compiler = GrammarCompiler(tokenizer, vocab_size)
+    text = '{"name": "Ann", "ages": [1, 22, 1]}'
+    written = tokenizer.encode(text, add_special_tokens=False)
+    cuts = {text[start:end] for start in range(len(text)) for end in range(start + 1, len(text) + 1)}
+    every = [each for each in range(vocab_size) if tokenizer.token_bytes(each).decode(errors="ignore") in cuts]
+    assert len(every) > 60
+    matcher, num_denied = compiler.compile(Guided(json=RECORD)), 0
+    for place in range(len(written)):
+        allowed = compiler.compile(Guided(json=RECORD)).allowed_after(written[:place])
+        for token_id in [*every, *random.Random(place).sample(range(vocab_size), 200)]:
+            assert matcher.may_follow(written[:place], token_id) == allowed[token_id]
+            num_denied += matcher.num_allowed(written[:place], [token_id]) > allowed[token_id]
+    assert num_denied  # what this is about
+
+
+def test_a_grammar_that_cannot_go_back_is_asked_anew(tiny_tokenizer: Tokenizer) -> None:
+    def encode(text: str) -> list[int]:
+        return tiny_tokenizer.encode(text, add_special_tokens=False)
+
+    asked, compiler = COUNTED, GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
+    matcher = compiler.compile(Guided(grammar=asked))
+    assert matcher.can_go_back
+    for text in ("name: olga;\nname: la", "name: olga;\nna", "name: o", "name: olga;\nname: la"):
+        expected = compiler.compile(Guided(grammar=asked)).allowed_after(encode(text))
+        assert expected.any()
+        assert matcher.allowed_after(encode(text)).tolist() == expected.tolist()
+        assert matcher.error is None
+    assert not matcher.can_go_back
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_a_grammar_that_cannot_go_back_gives_the_same_tokens_with_guesses(
+    exact_tiny: LoadedModel, temperature: float
+) -> None:
+    trial = Trial(exact_tiny, speculative="ngram", speculative_adaptive=False)
+    asked = {"guided": Guided(grammar=COUNTED), "ignore_eos": False, "max_tokens": 60, "temperature": temperature}
+    for seed in range(3):
+        trial.add(f"{seed}", prompt_of(9 + seed), seed=seed, **asked)
+    trial.run()
+    assert trial.llm.stats().num_drafted_tokens < 100  # each would have the whole output parsed again
+    assert {trial.output(f"{seed}").choices[0].finish_reason for seed in range(3)} <= {"stop", "length"}
+    trial.assert_all_as_alone()
 
 
 def test_a_compiled_grammar_is_used_again(tiny_tokenizer: Tokenizer) -> None:

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
+from engine.costs import StepCosts
 from engine.params import SamplingParams
-from engine.plan import Sampled
+from engine.plan import Row, Sampled
 from engine.sequence import Request, Sequence
 from engine.speculation.accept import num_accepted
 from engine.speculation.acceptance_rates import AcceptanceRates
@@ -18,6 +20,8 @@ from engine.speculation.counts import SpeculationCounts
 from engine.speculation.decode_curve import DecodeCurve
 from engine.speculation.depth import DepthChooser, Offer
 from engine.speculation.ngram import NgramProposer
+from engine.speculation.proposal import Proposal
+from engine.speculation.speculator import Speculator
 from engine.speculation.suffix import SuffixProposer
 from engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 
@@ -281,3 +285,40 @@ def test_counts_by_place() -> None:
     counts.add(num_drafted=1, num_accepted=1, num_drawn=2)
     assert (counts.num_drafted, counts.num_accepted, counts.num_rows, counts.num_drawn) == (4, 2, 2, 4)
     assert counts.acceptance_by_position == (1.0, 0.0, 0.0)
+
+
+class Rivals:
+    """Says one thing as text and another, behind whose first token the others are implied, as a value."""
+
+    def __init__(self, text: list[int], value: list[int]) -> None:
+        self._rivals = [Proposal(text, 1), Proposal(value, 1, num_implied=len(value) - 1, source="value")]
+
+    def propose(self, sequence: Sequence, count: int) -> list[Proposal]:
+        return [each._replace(token_ids=each.token_ids[:count]) for each in self._rivals]
+
+
+@pytest.mark.parametrize(("came", "taken"), [([1, 2, 3], [1, 2, 3]), ([7, 8, 9], [7, 8, 9]), ([4, 5, 6], [7, 8, 9])])
+def test_of_two_proposals_the_one_that_is_right_more_often_is_verified(came: list[int], taken: list[int]) -> None:
+    """Both are judged by what came. Where both are wrong, the one that would bring more."""
+    config = EngineConfig(speculative="ngram", speculative_adaptive=False, num_speculative_tokens=3)
+    speculator = Speculator(config, StepCosts())
+    speculator._proposer = Rivals([1, 2, 3], [7, 8, 9])  # type: ignore[assignment]
+    sequence = sequence_of([5])
+    row = Row(sequence, 0, [5], [0], 1)
+    assert speculator.propose([row], 9) == [[7, 8, 9]]  # nothing is known: the rest of it is implied
+    for _ in range(8):
+        sequence.output_token_ids += came
+        [found] = speculator.propose([row], 9)
+    assert found == taken
+    text, value = (speculator._rates.rate(sequence, source, 1) for source in ("text", "value"))
+    assert (text > 0.6) == (came == [1, 2, 3]) and (value > 0.6) == (came == [7, 8, 9])
+
+
+def test_what_is_implied_is_not_judged() -> None:
+    speculator = Speculator(EngineConfig(speculative="ngram", speculative_adaptive=False), StepCosts())
+    speculator._proposer = Rivals([], [7, 8, 9])  # type: ignore[assignment]
+    sequence = sequence_of([5])
+    for _ in range(5):
+        speculator.propose([Row(sequence, 0, [5], [0], 1)], 9)
+        sequence.output_token_ids += [7, 4]
+    assert speculator._rates.rate(sequence, "value", 1) > 0.8
