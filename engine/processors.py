@@ -27,12 +27,7 @@ def needs_processing(sequence: Sequence) -> bool:
 
 def is_only_guided(sequence: Sequence) -> bool:
     """Whether a draw takes the largest of what the grammar leaves: the raw row's largest, where it may come."""
-    return (
-        sequence.matcher is not None
-        and sequence.params.is_greedy
-        and sequence.request.beams is None
-        and not _is_changed(sequence)
-    )
+    return sequence.matcher is not None and sequence.params.is_greedy and not _is_changed(sequence)
 
 
 def _is_changed(sequence: Sequence) -> bool:

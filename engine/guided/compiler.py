@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from engine.text.tokenizer import Tokenizer
 
 _MAX_COMPILED = 64
+# Of a grammar's own text. llguidance takes back no tokens of what has limits or stops of its own; and where it is told
+# not to force text, a question about what is forced does so all the same. In a string such a word costs the guesses.
+_COUNTS = re.compile(r"max_tokens|stop|suffix|lazy|no_forcing")
 
 
 class GrammarCompiler:
@@ -47,7 +51,8 @@ class GrammarCompiler:
             while len(self._compiled) > _MAX_COMPILED:
                 self._compiled.popitem(last=False)
             assert self._vocabulary is not None
-            return GrammarMatcher(compiled, self._vocabulary, self._num_tokens)
+            can_go_back = guided.grammar is None or not _COUNTS.search(guided.grammar)
+            return GrammarMatcher(compiled, self._vocabulary, self._num_tokens, can_go_back=can_go_back)
 
     def _compile(self, grammar: str) -> LLMatcher:
         from llguidance import LLMatcher

@@ -21,10 +21,16 @@ _NUM_KEPT = 16  # answers: as many as a step asks for, which may be asked for tw
 class GrammarMatcher:
     """Used by one thread at a time."""
 
-    def __init__(self, beginning: LLMatcher, vocabulary: LLTokenizer, num_tokens: int) -> None:
-        """`beginning` stays as it is. num_tokens: those that a sequence may hold; the vocabulary may know more."""
+    def __init__(
+        self, beginning: LLMatcher, vocabulary: LLTokenizer, num_tokens: int, *, can_go_back: bool = True
+    ) -> None:
+        """`beginning` stays as it is. num_tokens: those that a sequence may hold; the vocabulary may know more.
+
+        can_go_back: whether what may follow depends on the tokens alone. Where limits are counted it also depends on
+        the places that were asked about on the way: then all are, and going back means to begin anew.
+        """
         self.error: str | None = None  # why nothing was allowed at some place, where that is not the grammar's own end
-        self.can_go_back = True  # as far as is known; a grammar with limits of its own (`max_tokens=`) cannot
+        self.can_go_back = can_go_back
         self._beginning, self._vocabulary, self._num_tokens = beginning, vocabulary, num_tokens
         self._matcher = beginning.deep_copy()
         self._consumed: list[int] = []
@@ -39,12 +45,12 @@ class GrammarMatcher:
         num_shared = _num_shared(token_ids, self._consumed)
         if num_shared == len(token_ids) and num_shared in self._answers:
             return self._answers[num_shared]
+        self.error = None
         if not self._go_to(token_ids):
             return _NOTHING
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if self._has_failed():
             return _NOTHING
-        self.error = None
         allowed = np.unpackbits(bits, bitorder="little").view(bool)
         self._answers[len(token_ids)] = allowed
         while len(self._answers) > _NUM_KEPT:
@@ -60,9 +66,9 @@ class GrammarMatcher:
         certain = self._certain_after(token_ids, count)
         if certain is None:
             return [], 0
-        own = self._own(certain)
-        if len(own) >= count:
-            return own[:count], count
+        own = self._own(certain)[:count]
+        if len(own) < len(certain) or len(own) == count:
+            return own, len(own)
         cut = self.tokens_of(self._matcher.compute_ff_bytes())
         return (cut if cut[: len(own)] == own else own)[:count], len(own)
 
@@ -100,9 +106,10 @@ class GrammarMatcher:
         return 0 if self._has_failed() else num_allowed
 
     def _certain_after(self, token_ids: list[int], count: int) -> list[int] | None:
-        """The tokens that alone may follow, or the next `count` of them; None where these tokens are not the grammar's.
+        """The tokens that alone may follow, or the next `count` of them, at least.
 
-        The matcher stands behind these tokens then, unless there are `count`.
+        None where these tokens are not the grammar's, or a limit is met. The matcher stands behind them where there
+        are fewer than `count`.
         """
         if (known := self._known_to_follow(token_ids, count)) is not None:
             return known
@@ -130,19 +137,27 @@ class GrammarMatcher:
         """Whether the grammar knows these tokens, and then the matcher stands behind them."""
         num_shared = _num_shared(token_ids, self._consumed)
         if num_shared < len(self._consumed):
-            if self._matcher.rollback(len(self._consumed) - num_shared):
+            if self.can_go_back and self._matcher.rollback(len(self._consumed) - num_shared):
                 del self._consumed[num_shared:]
                 self._answers = {count: each for count, each in self._answers.items() if count <= num_shared}
             else:
                 self.can_go_back, num_shared = False, 0
                 self._begin_anew()
         following = token_ids[num_shared:]
-        num_taken = self._matcher.try_consume_tokens(following) if following else 0
-        self._consumed += following[:num_taken]
-        if num_taken == len(following):
+        if self._take(following) if self.can_go_back else all(self._take_asked(each) for each in following):
             return True
         self._has_failed()
         return False
+
+    def _take(self, token_ids: list[int]) -> bool:
+        num_taken = self._matcher.try_consume_tokens(token_ids) if token_ids else 0
+        self._consumed += token_ids[:num_taken]
+        return num_taken == len(token_ids)
+
+    def _take_asked(self, token_id: int) -> bool:
+        """Behind a question about this place, which puts what is forced here into the parser."""
+        self._matcher.compute_ff_tokens()
+        return self._take([token_id])
 
     def _has_failed(self) -> bool:
         """Whether the question met a limit. It may have been about a guess: the next one begins anew."""

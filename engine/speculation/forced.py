@@ -33,7 +33,7 @@ class ForcedFirst:
         matcher = sequence.matcher
         if matcher is None:
             return [self._proposer.propose(sequence, count)]
-        if not matcher.can_go_back:  # each guess would cost the whole output again
+        if not matcher.can_go_back:
             return [NOTHING]
         self._values.follow(sequence, matcher)
         forced, num_certain = matcher.forced_after(sequence.output_token_ids, count)

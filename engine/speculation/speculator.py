@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from engine.plan import Row
     from engine.sequence import Sequence
     from engine.speculation.proposal import Proposer
+
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 _NO_OFFER = Offer(0, 0.0)
 _BY_MODEL = Proposal([], 0, source="model")  # but for the tokens, which are not known when the plan is made
@@ -113,6 +114,8 @@ class Speculator:
         """How many of the proposals may be verified: the target's own token is output, too."""
         if sequence.request.beams is not None:
             return 0
+        if sequence.matcher is not None and not sequence.matcher.can_go_back:
+            return 0  # a wrong one would have the whole output parsed again
         count = min(self._most, len(proposal.token_ids))
         if sequence.params.max_tokens is not None:
             count = min(count, sequence.params.max_tokens - sequence.num_output_tokens - 1)

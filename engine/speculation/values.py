@@ -28,7 +28,7 @@ _LAST_WORD = re.compile(rb"[\w\x80-\xff]*[^\w\x80-\xff]*\Z")  # and what stands 
 _MAX_PROMPT_TOKENS, _MAX_PROMPT_BYTES = 16_384, 65_536  # the newest, which are searched
 _MAX_VALUE_BYTES, _MAX_WORD_BYTES = 256, 64  # of a value that is looked up, and of what is taken of the prompt at once
 _MAX_TOKENS_AT_ONCE = 64  # of output that came since the last look; before them it is not looked at
-_MAX_ENDS, _MAX_NAME_BYTES = 64, 64  # remembered of one sequence
+_MAX_ENDS, _MAX_NAME_BYTES, _MAX_FORCED_TOKENS = 64, 64, 64  # remembered of one sequence, and of each end
 
 
 class ValueGuesser:
@@ -39,8 +39,12 @@ class ValueGuesser:
         """Takes the output's tokens that are new since the last time."""
         value = self._values.get(sequence)
         if value is None:
-            prompt = matcher.text_of(sequence.prompt_token_ids[-_MAX_PROMPT_TOKENS:])
-            value = self._values[sequence] = _Value(prompt[-_MAX_PROMPT_BYTES:])
+            sibling = self._values.get(sequence.request.sequences[0])
+            if sibling is None:
+                prompt = _Prompt(matcher.text_of(sequence.prompt_token_ids[-_MAX_PROMPT_TOKENS:]))
+            else:
+                prompt = sibling.prompt
+            value = self._values[sequence] = _Value(prompt)
         value.follow(sequence.output_token_ids, matcher)
 
     def guess(self, sequence: Sequence, matcher: GrammarMatcher, count: int) -> Proposal:
@@ -61,17 +65,39 @@ class ValueGuesser:
         return Proposal(guessed, grade, num_implied=num_implied, source="value")
 
 
+class _Prompt:
+    """Of a request: the text that its sequences copy from."""
+
+    def __init__(self, text: bytes) -> None:
+        self._text = _marked(text[-_MAX_PROMPT_BYTES:])
+        self._lower_text = self._text.lower()
+
+    def end_of(self, beginning: bytes, start: int) -> int | None:
+        """Where words that begin so, in any case, end: from `start` on, or else anywhere."""
+        wanted = _marked(beginning).lower()
+        found = self._lower_text.find(wanted, start)
+        if found < 0:
+            found = self._lower_text.find(wanted)
+        return None if found < 0 else found + len(wanted)
+
+    def rest_of_word(self, start: int) -> bytes:
+        match = _REST_OF_WORD.match(self._text, start, start + _MAX_WORD_BYTES)
+        end = match.end() if match else start
+        while start < end < len(self._text) and self._text[end] & 0xC0 == 0x80:  # amid a character
+            end -= 1
+        return self._text[start:end].replace(_MARK, b"")
+
+
 class _Value:
     """The newest value of one sequence's output, what was forced before it, and how those before it ended."""
 
-    def __init__(self, prompt: bytes) -> None:
+    def __init__(self, prompt: _Prompt) -> None:
+        self.prompt = prompt
         self.text = bytearray()  # as far as it is written
-        self._prompt = _marked(prompt)
-        self._lower_prompt = self._prompt.lower()
         self._copied_until = 0  # of the prompt: where the last value that was found there ends
         self._num_looked_at = 0  # places in the output
         self._num_forced = 0  # bytes that come before the value
-        self._name = b""  # their last word: mostly a field's name
+        self._name = b""  # their last word: mostly a field's name; empty where it is not known
         self._ends: dict[bytes, list[int]] = {}  # name -> what ended its last value, and what was forced; newest last
         self._newest_end: list[int] = []  # of them; what is forced is still being written to it
         self._implied: dict[int, list[int]] = {}  # what may end this value -> what that was found to force
@@ -79,28 +105,37 @@ class _Value:
     def follow(self, token_ids: list[int], matcher: GrammarMatcher) -> None:
         first = len(token_ids) + 1 - _MAX_TOKENS_AT_ONCE
         if first > self._num_looked_at:  # what came in between is not known
-            self._num_looked_at, self._num_forced, self._newest_end = first, 0, []
-            self.text.clear()
+            self._num_looked_at, self._num_forced = first, 0
+            self._begin(b"")
         for place in range(self._num_looked_at, len(token_ids) + 1):
             newest = token_ids[place - 1 : place] if place else []
             piece = matcher.text_of(newest)
             num_forced = min(len(piece), self._num_forced)
             self._num_forced -= num_forced
             self.text += piece[num_forced:]
-            if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_TOKENS_AT_ONCE:
+            if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_FORCED_TOKENS:
                 self._newest_end += newest
             if self._num_forced == 0 and (forced := matcher.forced_text_after(token_ids[:place])):
-                if 0 < len(piece) < len(self.text):
-                    self._end(bytes(self.text[: -len(piece)]), newest[0])
-                self.text.clear()
-                self._num_forced, self._name = len(forced), _last_word(forced)
+                if self.text:
+                    self._end(newest[0], piece)
+                self._begin(_last_word(forced))
+                self._num_forced = len(forced)
         self._num_looked_at = len(token_ids) + 1
 
-    def _end(self, text: bytes, token_id: int) -> None:
-        found = self._place_of(text) if len(text) <= _MAX_VALUE_BYTES else None
+    def _begin(self, name: bytes) -> None:
+        self.text.clear()
+        self._implied.clear()
+        self._name = name
+
+    def _end(self, token_id: int, piece: bytes) -> None:
+        """By this token, if it is one that only ends: no part of a word, behind something else."""
+        self._newest_end = []
+        value = bytes(self.text[: -len(piece)])
+        if not value or not self._name or piece[-1:].isalnum():
+            return
+        found = self.prompt.end_of(value, self._copied_until) if len(value) <= _MAX_VALUE_BYTES else None
         if found is not None:
             self._copied_until = found
-        self._implied.clear()
         self._ends.pop(self._name, None)
         self._ends[self._name] = self._newest_end = [token_id]
         if len(self._ends) > _MAX_ENDS:
@@ -108,12 +143,8 @@ class _Value:
 
     def rest_of_word(self) -> bytes | None:
         """As the prompt has it; None where the prompt does not have the value."""
-        found = self._place_of(bytes(self.text))
-        if found is None:
-            return None
-        match = _REST_OF_WORD.match(self._prompt, found, found + _MAX_WORD_BYTES)
-        rest = match[0].replace(_MARK, b"") if match else b""
-        return rest.decode(errors="ignore").encode()  # whole characters
+        found = self.prompt.end_of(bytes(self.text), self._copied_until)
+        return None if found is None else self.prompt.rest_of_word(found)
 
     @property
     def is_end_known(self) -> bool:
@@ -122,7 +153,8 @@ class _Value:
     def likely_end(self, token_ids: list[int], matcher: GrammarMatcher) -> list[int]:
         """A token that may follow these and end the value, and what is forced behind it; or nothing.
 
-        As at the last value of this name, tokens as the model cut them, or else at the newest value that ended so.
+        As at the last value of this name, cut into tokens as the model did; or else a token that ended another name's,
+        the newest that is allowed, and the tokenizer's cut of what it forces here.
         """
         known = self._ends.get(self._name)
         if known is not None:
@@ -130,18 +162,10 @@ class _Value:
         for end in dict.fromkeys(each[0] for each in reversed(self._ends.values())):
             if matcher.num_allowed(token_ids, [end]):
                 if end not in self._implied:  # it may be long: once for each value
-                    self._implied[end] = matcher.forced_after([*token_ids, end], _MAX_TOKENS_AT_ONCE)[0]
+                    self._implied[end] = matcher.forced_after([*token_ids, end], _MAX_FORCED_TOKENS)[0]
                 found = [end, *self._implied[end]]
                 return found[: matcher.num_allowed(token_ids, found)]
         return []
-
-    def _place_of(self, text: bytes) -> int | None:
-        """Where it ends in the prompt, whatever its case: behind what was copied last, or else anywhere."""
-        wanted = _marked(text).lower()
-        start = self._lower_prompt.find(wanted, self._copied_until)
-        if start < 0:
-            start = self._lower_prompt.find(wanted)
-        return None if start < 0 else start + len(wanted)
 
 
 def _last_word(text: bytes) -> bytes:

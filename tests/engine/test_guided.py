@@ -46,7 +46,13 @@ KINDS: dict[str, Any] = {
     "grammar": {"grammar": 'start: "[" number ("," number)~0..3 "]"\nnumber: /[0-9]{1,2}/'},
 }
 
-COUNTED = 'start: ("name: " x ";\\n")+\nx[max_tokens=30]: /[a-z ]+/'  # llguidance cannot take its tokens back
+COUNTED = {  # what llguidance takes no tokens of back
+    "word": 'start: ("name: " x ";\\n")+\nx[max_tokens=30]: /[a-z ]+/',
+    "forced": 'start: "a: " x ";"\nx[max_tokens=4]: /[ab] is the name of it( too)?/',
+    "record": 'start: "Here: " rec ";"\nrec[max_tokens=24]: %json ' + json.dumps(RECORD),
+    "stop": 'start: ("say: " x ".")+\nx[stop=";"]: /[a-z]+/',
+    "unforced": '%llguidance {"no_forcing": true}\nstart: (x "; ")+\nx[max_tokens=5]: /[a-z]+ years old/',
+}
 
 
 @pytest.fixture(scope="session")
@@ -235,32 +241,42 @@ def test_one_token_is_judged_as_by_the_mask_however_a_text_could_be_cut(real_mod
     assert num_denied  # what this is about
 
 
-def test_a_grammar_that_cannot_go_back_is_asked_anew(tiny_tokenizer: Tokenizer) -> None:
-    def encode(text: str) -> list[int]:
-        return tiny_tokenizer.encode(text, add_special_tokens=False)
-
-    asked, compiler = COUNTED, GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
-    matcher = compiler.compile(Guided(grammar=asked))
-    assert matcher.can_go_back
-    for text in ("name: olga;\nname: la", "name: olga;\nna", "name: o", "name: olga;\nname: la"):
-        expected = compiler.compile(Guided(grammar=asked)).allowed_after(encode(text))
-        assert expected.any()
-        assert matcher.allowed_after(encode(text)).tolist() == expected.tolist()
-        assert matcher.error is None
-    assert not matcher.can_go_back
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
-def test_a_grammar_that_cannot_go_back_gives_the_same_tokens_with_guesses(
-    exact_tiny: LoadedModel, temperature: float
+@pytest.mark.parametrize("kind", COUNTED)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_where_tokens_are_counted_the_answer_is_that_of_asking_at_every_place(
+    tiny_tokenizer: Tokenizer, kind: str, data: st.DataObject
 ) -> None:
-    trial = Trial(exact_tiny, speculative="ngram", speculative_adaptive=False)
-    asked = {"guided": Guided(grammar=COUNTED), "ignore_eos": False, "max_tokens": 60, "temperature": temperature}
-    for seed in range(3):
-        trial.add(f"{seed}", prompt_of(9 + seed), seed=seed, **asked)
+    """However the matcher comes to a place: back, in one piece, or step by step."""
+    compiler = GrammarCompiler(tiny_tokenizer, tiny_tokenizer.vocab_size)
+    steady, asked = (compiler.compile(Guided(grammar=COUNTED[kind])) for _ in range(2))
+    assert not asked.can_go_back
+    masks, output = [], list[int]()
+    for _ in range(60):
+        masks.append(steady.allowed_after(output).copy())
+        allowed = masks[-1].nonzero()[0].tolist()
+        if not allowed:
+            break
+        letters = [each for each in allowed if tiny_tokenizer.token_bytes(each).isalpha()]
+        output.append(data.draw(st.sampled_from(letters if letters and data.draw(st.booleans()) else allowed)))
+    for place in data.draw(st.lists(st.integers(0, len(masks) - 1), max_size=6)):
+        wrong = data.draw(st.integers(0, tiny_tokenizer.vocab_size - 1))
+        assert asked.may_follow(output[:place], wrong) <= masks[place][wrong]
+        assert asked.allowed_after(output[:place]).tolist() == masks[place].tolist()
+
+
+@pytest.mark.parametrize("proposer", ["ngram", "self"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+def test_where_tokens_are_counted_nothing_is_guessed_and_an_output_goes_on_as_it_was(
+    exact_tiny: LoadedModel, tiny_folder: Path, temperature: float, proposer: str
+) -> None:
+    trial = Trial(exact_tiny, folder=tiny_folder, speculative=proposer, speculative_adaptive=False)
+    for seed, (kind, grammar) in enumerate(COUNTED.items()):
+        asked = {"guided": Guided(grammar=grammar), "ignore_eos": False, "max_tokens": 50, "temperature": temperature}
+        trial.add(kind, prompt_of(9 + seed), seed=seed, **asked)
     trial.run()
-    assert trial.llm.stats().num_drafted_tokens < 100  # each would have the whole output parsed again
-    assert {trial.output(f"{seed}").choices[0].finish_reason for seed in range(3)} <= {"stop", "length"}
+    assert trial.llm.stats().num_drafted_tokens == 0
+    assert {trial.output(kind).choices[0].finish_reason for kind in COUNTED} <= {"stop", "length"}
     trial.assert_all_as_alone()
 
 

@@ -169,12 +169,40 @@ def test_a_burst_that_was_not_looked_at_ends_no_value(tiny: LoadedModel) -> None
         assert ends == ({} if chunk == 90 else {b'name": "': '"'})  # the last value's end forces nothing more
 
 
+def test_values_that_are_one_token_or_end_in_a_word_teach_no_end(tiny: LoadedModel) -> None:
+    properties = {"a": {"type": "string"}, "b": {"type": "string"}, "c": {"type": "string", "maxLength": 3}}
+    record = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    case = Case(tiny, schema={"type": "array", "items": record})
+    for character in '[{"a": "Olga", "b": "", "c": "abc"}, {"a": "L':
+        case.write(character)
+        case.guess()
+    [value] = case.guesser._values.values()
+    ends = {name: tiny.tokenizer.decode(ended) for name, ended in value._ends.items()}
+    assert ends == {b'a": "': '", "b": "'}  # and not what came behind the b, which was none
+
+
+def test_a_character_of_which_a_token_has_the_beginning_goes_on(tiny: LoadedModel) -> None:
+    case = Case(tiny, "Die Größe ist bekannt.")
+    written = case.tokens('[{"name": "Grö')
+    case.sequence.output_token_ids += written[:-1]
+    assert case.guess().token_ids == case.tokens("Größe")[3:]
+
+
+def test_sequences_of_a_request_share_its_prompt(tiny: LoadedModel) -> None:
+    case = Case(tiny)
+    request = case.sequence.request
+    request.sequences += [Sequence(request, choice, 0, [], matcher=case.matcher) for choice in (1, 2)]
+    for sequence in request.sequences:
+        case.guesser.follow(sequence, case.matcher)
+    assert len({id(value.prompt) for value in case.guesser._values.values()}) == 1
+
+
 def test_what_is_looked_up_is_bounded(tiny: LoadedModel) -> None:
     """Text without spaces is one word; a value may be as long as the output."""
     case = Case(tiny, "x" * 30_000 + " " + "見" * 3000)
     case.write('[{"name": "見')
     [value] = case.guesser._values.values() if case.guess() else []
-    assert 9000 < len(value._prompt) <= _MAX_PROMPT_BYTES + 2
+    assert 9000 < len(value.prompt._text) <= _MAX_PROMPT_BYTES + 2
     assert case.guessed() in ("見" * 20, "見" * 21)  # of 64 bytes, whole characters
     case = Case(tiny, "x" * 5000)
     case.write('[{"name": "x')
