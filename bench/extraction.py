@@ -2,7 +2,8 @@
 
 extract        an extractive summary: one or two of the text's own sentences, whichever the model takes
 json           a record of each of four lines, by a schema
-free summary   asked for in words alone; a small model copies about half of what it writes
+verbatim       an extractive summary asked for in words alone, which the model follows: it copies
+free summary   likewise, in words that it does not follow: it writes anew about half
 free json      likewise; a small model copies the example as often as the text
 """
 
@@ -18,6 +19,7 @@ from engine import SamplingParams
 from engine.params import Guided
 
 NUM_LINES = 4
+LEAST_RUN = 4  # tokens; a shorter one may be the same by chance
 FREE_TOKENS, GUIDED_TOKENS = 64, 160  # of an answer, at most; those that are guided end by themselves
 # 23, 19 and 17 of them: two records never agree in all three.
 _NAMES = (
@@ -95,6 +97,21 @@ def free_summaries(count: int) -> list[Ask]:
     return [Ask(_summary_of(text), _params()) for text in _paragraphs(count)]
 
 
+def share_copied(prompt: list[int], output: list[int]) -> float:
+    """Of the output's tokens, those in runs of at least four that stand in the prompt."""
+    runs = {tuple(prompt[place : place + LEAST_RUN]) for place in range(len(prompt) - LEAST_RUN + 1)}
+    copied: set[int] = set()
+    for place in range(len(output) - LEAST_RUN + 1):
+        if tuple(output[place : place + LEAST_RUN]) in runs:
+            copied.update(range(place, place + LEAST_RUN))
+    return len(copied) / max(1, len(output))
+
+
+def verbatim(count: int) -> list[Ask]:
+    message = "Extract the key sentences from this text, verbatim:\n\n"
+    return [Ask(message + text, _params()) for text in _paragraphs(count)]
+
+
 def free_records(count: int) -> list[Ask]:
     return [Ask(_lines_of(index), _params()) for index in range(count)]
 
@@ -102,6 +119,7 @@ def free_records(count: int) -> list[Ask]:
 TASKS: dict[str, Callable[[int], list[Ask]]] = {
     "extract": extracts,
     "json": records,
+    "verbatim": verbatim,
     "free summary": free_summaries,
     "free json": free_records,
 }

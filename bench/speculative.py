@@ -1,16 +1,16 @@
 """What speculation gains on the real model, and that it never loses: every proposer against none, in one run.
 
     python -m bench.speculative [--batches 1,4,8,32] [--proposers ngram,suffix,self,draft] [--turns 2]
-        [--tasks extract,json,free summary,free json] [--weights own|bfloat16] [--dtype auto|int8] [--clock wall|cpu]
-        [--output FILE]
+        [--tasks extract,json,verbatim,free summary,free json] [--weights own|bfloat16] [--dtype auto|int8]
+        [--clock wall|cpu] [--output FILE]
 
 Tasks over real documents, greedy (bench/extraction.py): an extractive summary and JSON from lines of text, held to it
-by a grammar, and both asked for in words alone. A batch of b keeps b requests in the engine: where one ends, the next
-is added, so that the least repetitive one does not decide alone. Modes run in
-turns, each as often as the others; the fastest turn of each counts. `fixed` rows verify always K proposals: the best of
-them is what adapting is measured against. A draft model cannot be had for this vocabulary, so `draft` is the target
-with its last layers left out: what a poor draft costs. The simulated row is the seed's example: a draft of 2 ms, a
-target of 50 ms, acceptance 0.7, K = 5, by the real scheduler.
+by a grammar, and both asked for in words alone; how much of a task's output is copied is told. A batch of b keeps b
+requests in the engine: where one ends, the next is added, so that the least repetitive one does not decide alone.
+Modes run in turns, each as often as the others; the fastest turn of each counts. `fixed` rows verify always K
+proposals: the best of them is what adapting is measured against. A draft model cannot be had for this vocabulary, so
+`draft` is the target with its last layers left out: what a poor draft costs. The simulated row is the seed's example:
+a draft of 2 ms, a target of 50 ms, acceptance 0.7, K = 5, by the real scheduler.
 
 The model comes in 4 bits, and a lone token's forward reads few bytes. With `--weights bfloat16` its weights are rounded
 to what most checkpoints come in. With `--dtype int8` the target computes in int8; `self` is left out, as its draft
@@ -43,7 +43,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from bench.claims import speculation
-from bench.extraction import TASKS
+from bench.extraction import TASKS, share_copied
 from bench.machine import machine
 from engine import LLM, EngineConfig
 from engine.config import LoadedModel
@@ -74,6 +74,7 @@ class Bench:
         self._folder, self._dtype = folder, dtype
         self._loaded = load_runner(str(folder), self._config())
         self.expected: dict[tuple[str, int], list[list[int]]] = {}
+        self.copied: dict[str, float] = {}  # task -> share of its output that stands in the prompts
         self.differing = 0
 
     def _config(self, **changes: Any) -> EngineConfig:
@@ -127,6 +128,10 @@ class Bench:
         seconds = self._clock() - began
         after = mode.llm.stats()
         self.differing += tokens != self.expected.setdefault((task, count), tokens)
+        if task not in self.copied:
+            encoded = [self._loaded.tokenizer.encode(prompt) for prompt in prompts]
+            shares = [share_copied(*each) for each in zip(encoded, tokens, strict=True)]
+            self.copied[task] = sum(shares) / count
         print(f"{task}, batch {batch}: {mode.name} {seconds:.2f} s", file=sys.stderr, flush=True)
         if seconds <= mode.seconds.get((task, batch), seconds):
             mode.seconds[task, batch], mode.decoding[task, batch] = seconds, decoding
@@ -197,6 +202,7 @@ def main() -> int:
         bench.run(mode, "json", 1, 1)  # the first touch of memory
         mode.seconds.clear()
         mode.decoding.clear()
+    bench.copied.clear()
     for batch in batches:
         for task in tasks:
             for turn in range(options.turns):
@@ -206,8 +212,10 @@ def main() -> int:
     report = {
         "weights": options.weights,
         "dtype": options.dtype,
+        "copied": {task: round(share, 3) for task, share in bench.copied.items()},
         **reported(modes, tasks, batches, bench.differing, options.clock),
     }
+    print("copied from the prompt: " + ", ".join(f"{task} {share:.0%}" for task, share in bench.copied.items()))
     for claim, measured, is_met in report["bars"]:
         print(f"{'ok  ' if is_met else 'MISS'} {claim:<70} {measured}")
     line = json.dumps(report)
