@@ -1,8 +1,8 @@
 """Where one output stands in its grammar: which tokens may come next, and which must.
 
 What a matcher is asked about is a list of tokens, never "the next one": it goes back and on by itself from where it was
-last asked. So a preempted, continued or forked sequence and a proposal that may be withdrawn need no bookkeeping. Where a
-grammar counts its tokens, going back is to begin anew (`can_go_back`).
+last asked. So a preempted, continued or forked sequence and a proposal that may be withdrawn need no bookkeeping.
+Where a grammar counts its tokens, going back is to begin anew (`can_go_back`).
 """
 
 from __future__ import annotations
