@@ -32,7 +32,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -45,7 +45,7 @@ from safetensors.torch import save_file
 from bench.claims import speculation
 from bench.extraction import TASKS, share_copied
 from bench.machine import machine
-from engine import LLM, EngineConfig
+from engine import LLM, EngineConfig, SamplingParams
 from engine.config import LoadedModel
 from engine.models.draft import load_draft_model
 from engine.runner import TorchRunner, load_runner
@@ -62,9 +62,54 @@ class Mode:
 
     name: str
     llm: LLM
-    seconds: dict[tuple[str, int], float] = field(default_factory=dict)  # task and batch -> of the fastest turn
+    taken: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # task and batch -> seconds, by piece
     acceptance: dict[tuple[str, int], float] = field(default_factory=dict)
-    decoding: dict[tuple[str, int], float] = field(default_factory=dict)  # of the same turn, behind the first tokens
+    decoding: dict[tuple[str, int], list[float]] = field(default_factory=dict)  # likewise, behind the first tokens
+
+    def seconds(self, key: tuple[str, int]) -> float:
+        return sum(self.taken[key])
+
+
+class Run:
+    """One turn of a mode over a task's requests, of which it keeps `batch` in the engine at once."""
+
+    def __init__(self, mode: Mode, prompts: list[str], params: list[SamplingParams], batch: int, salt: str) -> None:
+        self.mode, self._prompts, self._params = mode, prompts, params
+        self._batch, self._salt = batch, salt
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        self._num_added = self._num_ended = 0
+        self._first: dict[int, float] = {}  # request -> when its first token came, in this run's own seconds
+        self.seconds: list[float] = []  # from one end of a request to the next
+        self.decoding: list[float] = []  # of each that ended, behind its first token
+        before = mode.llm.stats()
+        self._before = before.num_drafted_tokens, before.num_accepted_tokens
+
+    @property
+    def has_ended(self) -> bool:
+        return self._num_ended == len(self._prompts)
+
+    def advance(self, clock: Callable[[], float]) -> None:
+        """Until another request has ended."""
+        num_ended, passed, began = self._num_ended, sum(self.seconds), clock()
+        while self._num_ended == num_ended:
+            while self._num_added < len(self._prompts) and self._num_added - self._num_ended < self._batch:
+                index = self._num_added
+                self.mode.llm.add_request(str(index), self._prompts[index], self._params[index], salt=self._salt)
+                self._num_added += 1
+            for delta in self.mode.llm.step():
+                index, now = int(delta.request_id), passed + clock() - began
+                self.tokens[index] += [token for each in delta.deltas for token in each.token_ids]
+                self._first.setdefault(index, now)
+                if delta.finished:
+                    self._num_ended += 1
+                    self.decoding.append(now - self._first[index])
+        self.seconds.append(clock() - began)
+
+    @property
+    def acceptance(self) -> float:
+        after = self.mode.llm.stats()
+        drafted, accepted = after.num_drafted_tokens - self._before[0], after.num_accepted_tokens - self._before[1]
+        return accepted / drafted if drafted else 0.0
 
 
 class Bench:
@@ -102,42 +147,34 @@ class Bench:
             LLM(LoadedModel(runner=runner, tokenizer=self._loaded.tokenizer, info=info), config, clock=self._clock),
         )
 
-    def run(self, mode: Mode, task: str, batch: int, count: int, turn: int = 0) -> None:
-        """`count` requests, `batch` of them in the engine at once, which nobody remembers from another turn."""
+    def run(self, modes: list[Mode], task: str, batch: int, count: int, turn: int = 0) -> None:
+        """`count` requests with each mode, which nobody remembers from another turn."""
         template = self._loaded.tokenizer.chat_template
         assert template is not None
         asks = TASKS[task](count)
         prompts = [template.render([{"role": "user", "content": each.message}]) for each in asks]
-        before = mode.llm.stats()
-        tokens: list[list[int]] = [[] for _ in range(count)]
-        waiting, num_running = list(range(count)), 0
-        first: dict[int, float] = {}  # request -> when its first token came
-        decoding = 0.0
-        began = self._clock()
-        while waiting or num_running:
-            while waiting and num_running < batch:
-                index = waiting.pop(0)
-                mode.llm.add_request(str(index), prompts[index], asks[index].params, salt=f"{task} {batch} {turn}")
-                num_running += 1
-            for delta in mode.llm.step():
-                index, now = int(delta.request_id), self._clock()
-                tokens[index] += [token for each in delta.deltas for token in each.token_ids]
-                first.setdefault(index, now)
-                num_running -= delta.finished
-                decoding += (now - first[index]) * delta.finished
-        seconds = self._clock() - began
-        after = mode.llm.stats()
-        self.differing += tokens != self.expected.setdefault((task, count), tokens)
+        params = [each.params for each in asks]
+        runs = [Run(mode, prompts, params, batch, f"{task} {batch} {turn}") for mode in modes]
+        while going := [run for run in runs if not run.has_ended]:
+            for run in going:
+                run.advance(self._clock)
+            runs.reverse()  # none always follows the same other
+        for run in runs:
+            self._take(run, (task, batch))
         if task not in self.copied:
             encoded = [self._loaded.tokenizer.encode(prompt) for prompt in prompts]
-            shares = [share_copied(*each) for each in zip(encoded, tokens, strict=True)]
+            shares = [share_copied(*each) for each in zip(encoded, runs[0].tokens, strict=True)]
             self.copied[task] = sum(shares) / count
-        print(f"{task}, batch {batch}: {mode.name} {seconds:.2f} s", file=sys.stderr, flush=True)
-        if seconds <= mode.seconds.get((task, batch), seconds):
-            mode.seconds[task, batch], mode.decoding[task, batch] = seconds, decoding
-        drafted = after.num_drafted_tokens - before.num_drafted_tokens
-        accepted = after.num_accepted_tokens - before.num_accepted_tokens
-        mode.acceptance[task, batch] = accepted / drafted if drafted else 0.0
+
+    def _take(self, run: Run, key: tuple[str, int]) -> None:
+        mode = run.mode
+        print(f"{key[0]}, batch {key[1]}: {mode.name} {sum(run.seconds):.2f} s", file=sys.stderr, flush=True)
+        self.differing += run.tokens != self.expected.setdefault((key[0], len(run.tokens)), run.tokens)
+        if key[1] > 1:  # requests mingle, and end in another order each time
+            run.seconds, run.decoding = [sum(run.seconds)], [sum(run.decoding)]
+        for taken, new in ((mode.taken, run.seconds), (mode.decoding, run.decoding)):
+            taken[key] = [min(pair) for pair in zip(taken.get(key, new), new, strict=True)]
+        mode.acceptance[key] = run.acceptance
 
 
 def copied(folder: Path, target: Path, *, num_layers: int | None = None, dtype: torch.dtype | None = None) -> Path:
@@ -198,17 +235,16 @@ def main() -> int:
         bench = Bench(model, options.dtype, options.clock)
         draft = str(copied(model, Path(name) / "short", num_layers=8)) if "draft" in proposers else ""
         modes = list(modes_of(bench, proposers, batches, draft))
+    bench.run(modes, "json", 1, 1)  # the first touch of memory
     for mode in modes:
-        bench.run(mode, "json", 1, 1)  # the first touch of memory
-        mode.seconds.clear()
+        mode.taken.clear()
         mode.decoding.clear()
     bench.copied.clear()
     for batch in batches:
         for task in tasks:
             for turn in range(options.turns):
-                for mode in modes if turn % 2 == 0 else modes[::-1]:
-                    if batch >= 4 or "fixed" not in mode.name:
-                        bench.run(mode, task, batch, max(12, (2 if batch > 8 else 3) * batch), turn)
+                wanted = [mode for mode in modes if batch >= 4 or "fixed" not in mode.name]
+                bench.run(wanted, task, batch, max(12, (2 if batch > 8 else 3) * batch), turn)
     report = {
         "weights": options.weights,
         "dtype": options.dtype,
@@ -231,9 +267,9 @@ def reported(modes: list[Mode], tasks: list[str], batches: list[int], differing:
     speedups: dict[str, dict[str, float]] = {}
     acceptance: dict[str, dict[str, float]] = {}
     for mode in modes[1:]:
-        for key, seconds in mode.seconds.items():
+        for key in mode.taken:
             cell = f"{key[0]}, batch {key[1]}"
-            speedups.setdefault(mode.name, {})[cell] = round(none.seconds[key] / seconds, 3)
+            speedups.setdefault(mode.name, {})[cell] = round(none.seconds(key) / mode.seconds(key), 3)
             acceptance.setdefault(mode.name, {})[cell] = round(mode.acceptance[key], 3)
     cells = [f"{task}, batch {batch}" for batch in batches for task in tasks]
     print(f"{'':<16}" + "".join(f"{cell:>24}" for cell in cells))
@@ -241,16 +277,16 @@ def reported(modes: list[Mode], tasks: list[str], batches: list[int], differing:
         print(f"{name:<16}" + "".join(f"{row[cell]:>16.2f}x ({acceptance[name][cell]:>4.0%})" if cell in row else
                                       f"{'':>24}" for cell in cells))  # fmt: skip
     decoding = {
-        mode.name: {task: round(none.decoding[task, 1] / mode.decoding[task, 1], 3) for task in tasks}
+        mode.name: {task: round(sum(none.decoding[task, 1]) / sum(mode.decoding[task, 1]), 3) for task in tasks}
         for mode in modes[1:]
-        if 1 in batches and (tasks[0], 1) in mode.seconds
+        if 1 in batches and (tasks[0], 1) in mode.taken
     }
     for name, row in decoding.items():
         print(f"{name:<16} batch 1, from the first token on: " + ", ".join(f"{k} {v:.2f}x" for k, v in row.items()))
     simulated = speculation.simulated()
     adapted = {name: row for name, row in speedups.items() if "fixed" not in name}
     whole = {
-        mode.name: sum(none.seconds.values()) / sum(mode.seconds.values())
+        mode.name: sum(map(none.seconds, none.taken)) / sum(map(mode.seconds, mode.taken))
         for mode in modes[1:]
         if "fixed" not in mode.name
     }
@@ -263,7 +299,7 @@ def reported(modes: list[Mode], tasks: list[str], batches: list[int], differing:
     bars.append(("over the whole run, the worst proposer at least 0.97x", f"{least:.2f}x", least >= LEAST_WORST))
     for batch in [each for each in batches if each >= 4 and "ngram" in adapted]:
         keys = [(task, batch) for task in tasks]
-        took = {mode.name: sum(mode.seconds[key] for key in keys) for mode in modes}
+        took = {mode.name: sum(map(mode.seconds, keys)) for mode in modes}
         share = min(seconds for name, seconds in took.items() if name == "none" or "fixed" in name) / took["ngram"]
         bars.append(
             (f"ngram, batch {batch}: at least 0.9 of the best fixed K", f"{share:.2f}", share >= LEAST_OF_FIXED)
@@ -275,7 +311,9 @@ def reported(modes: list[Mode], tasks: list[str], batches: list[int], differing:
         "machine": machine(),
         "clock": clock,
         "model": MODEL,
-        "seconds_without": {f"{task}, batch {batch}": round(s, 2) for (task, batch), s in none.seconds.items()},
+        "seconds_without": {
+            f"{task}, batch {batch}": round(none.seconds((task, batch)), 2) for task, batch in none.taken
+        },
         "speedups": speedups,
         "decoding_alone_batch_1": decoding,
         "acceptance": acceptance,

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
+    from engine.speculation.proposal import Grade
 
 _FIRST_GUESS = 0.6  # of a grade never seen
 _GUESS_WEIGHT = 2.0  # in observations
@@ -32,14 +33,14 @@ class AcceptanceRates:
     """Of a token, given that those proposed before it are right. Recent observations weigh more."""
 
     def __init__(self) -> None:
-        self._grades: dict[tuple[str, int], _Tally] = {}
+        self._grades: dict[Grade, _Tally] = {}
         self._sequences: WeakKeyDictionary[Sequence, dict[str, _Tally]] = WeakKeyDictionary()  # by source
 
-    def observe(self, sequence: Sequence, source: str, grade: int, *, num_right: int, has_wrong: bool) -> None:
+    def observe(self, sequence: Sequence, grade: Grade, *, num_right: int, has_wrong: bool) -> None:
         """So many tokens of a proposal were right, and then one was wrong, or none is known to be."""
         tallies = (
-            (self._grades.setdefault((source, grade), _Tally()), _GRADE_KEEP),
-            (self._sequences.setdefault(sequence, {}).setdefault(source, _Tally()), _SEQUENCE_KEEP),
+            (self._grades.setdefault(grade, _Tally()), _GRADE_KEEP),
+            (self._sequences.setdefault(sequence, {}).setdefault(grade.source, _Tally()), _SEQUENCE_KEEP),
         )
         for tally, keep in tallies:
             for _ in range(num_right):
@@ -47,7 +48,7 @@ class AcceptanceRates:
             if has_wrong:
                 tally.add(is_right=False, keep=keep)
 
-    def rate(self, sequence: Sequence, source: str, grade: int) -> float:
+    def rate(self, sequence: Sequence, grade: Grade) -> float:
         """Strictly between 0 and 1."""
-        prior = self._grades.get((source, grade), _Tally()).rate(_FIRST_GUESS, _GUESS_WEIGHT)
-        return self._sequences.get(sequence, {}).get(source, _Tally()).rate(prior, _GRADE_WEIGHT)
+        prior = self._grades.get(grade, _Tally()).rate(_FIRST_GUESS, _GUESS_WEIGHT)
+        return self._sequences.get(sequence, {}).get(grade.source, _Tally()).rate(prior, _GRADE_WEIGHT)

@@ -1,34 +1,16 @@
 """How many proposals of each sequence are worth verifying in this step: K, down to 0. Pure.
 
-A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds 1
-for each certain proposal and rate^j for the j-th doubtful one of a sequence and those that it implies. The m most
-likely proposals of the whole batch are verified, with the m for which tokens a second, (N + g) / t(N + m), is largest.
+A step of N sequences that verifies m proposals takes t(N + m) seconds and, expected, gives N + g tokens, where g adds
+up how likely each of them is to be output. The m most likely proposals of the whole batch are verified, with the m for
+which tokens a second, (N + g) / t(N + m), is largest.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import NamedTuple
-
 _LEAST_GAIN = 0.02  # tokens; a proposal that is expected to give less is not weighed
 _START_MARGIN = 1.04  # to begin, speculation must promise so many times the tokens a second of none; to go on, as many
 
-
-class Offer(NamedTuple):
-    """What could be verified of one sequence."""
-
-    num_tokens: int
-    rate: float  # of each doubtful one, given that those before it are right
-    num_certain: int = 0
-    num_doubtful: int = sys.maxsize  # behind the certain ones; those behind them are implied
-
-    def gain(self, place: int) -> float:
-        """Of the place-th token, from 1 on: how likely it is to be output."""
-        return self.rate ** min(max(0, place - self.num_certain), self.num_doubtful)
-
-    @property
-    def gains(self) -> list[float]:
-        return [self.gain(place) for place in range(1, self.num_tokens + 1)]
+Gains = list[float]  # of one sequence: how likely each proposal that could be verified is to be output; descending
 
 
 class DepthChooser:
@@ -37,17 +19,17 @@ class DepthChooser:
     def __init__(self) -> None:
         self.is_on = False
 
-    def choose(self, offers: list[Offer], most: int, seconds: list[float], seconds_per_depth: float) -> list[int]:
+    def choose(self, offers: list[Gains], most: int, seconds: list[float], seconds_per_depth: float) -> list[int]:
         """K for each sequence, at most `most` in all; as `best_depths` has it."""
         margin = 1.0 if self.is_on else _START_MARGIN
         depths = best_depths(offers, most, seconds, seconds_per_depth, margin=margin)
-        if any(offer.num_tokens for offer in offers):
+        if any(offers):
             self.is_on = any(depths)
         return depths
 
 
 def best_depths(
-    offers: list[Offer], most: int, seconds: list[float], seconds_per_depth: float, *, margin: float = 1.0
+    offers: list[Gains], most: int, seconds: list[float], seconds_per_depth: float, *, margin: float = 1.0
 ) -> list[int]:
     """K for each sequence, at most `most` in all; none where they do not give `margin` times the tokens a second.
 
@@ -72,12 +54,12 @@ def best_depths(
     return depths
 
 
-def _gains(offers: list[Offer]) -> list[tuple[float, int, int]]:
+def _gains(offers: list[Gains]) -> list[tuple[float, int, int]]:
     """(expected tokens, place, index of the sequence) of proposals, the likeliest first; a sequence's own in order."""
     gains = [
         (gain, place, index)
-        for index, offer in enumerate(offers)
-        for place, gain in enumerate(offer.gains, start=1)
+        for index, gains in enumerate(offers)
+        for place, gain in enumerate(gains, start=1)
         if gain >= _LEAST_GAIN
     ]
     return sorted(gains, key=lambda each: -each[0])

@@ -3,7 +3,7 @@
     {"name": "Ann", "age": 41}      under its schema, after `{"` nothing but `name": "` may come: certain, and free of
          ^^^^^^^     ^^^^^^^        guesses. What a proposer would say comes behind it, as far as the grammar allows it.
 
-Where nothing is forced, what the proposer says has a rival: how the value may go on and end (`values`).
+What the proposer says has a rival: how the value may begin, go on and end (`values`).
 
 Known elsewhere as jump-forward decoding; here the tokens are verified like all others, so that they are those that the
 model draws under its mask, whichever way a text could be cut into tokens.
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.speculation.proposal import NOTHING, Proposal
+from engine.speculation.proposal import NOTHING, Grade, Proposal
 from engine.speculation.values import ValueGuesser
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.proposal import Proposer
+
+_CUT = Grade("cut")  # of the end of a forced text, which may be cut otherwise with what comes behind it
 
 
 class ForcedFirst:
@@ -29,7 +31,7 @@ class ForcedFirst:
         self._values = ValueGuesser()
 
     def propose(self, sequence: Sequence, count: int) -> list[Proposal]:
-        """One proposal, or two where a grammar forces nothing here; each of at most `count` tokens."""
+        """One proposal, or two where there is a grammar; each of at most `count` tokens."""
         matcher = sequence.matcher
         if matcher is None:
             return [self._proposer.propose(sequence, count)]
@@ -37,9 +39,9 @@ class ForcedFirst:
             return [NOTHING]
         self._values.follow(sequence, matcher)
         forced, num_certain = matcher.forced_after(sequence.output_token_ids, count)
-        guess = self._proposer.propose(sequence, count - len(forced), forced)
-        token_ids = forced + guess.token_ids
-        if len(token_ids) > num_certain:
-            token_ids = token_ids[: matcher.num_allowed(sequence.output_token_ids, token_ids)]
-        proposal = Proposal(token_ids, guess.grade, min(num_certain, len(token_ids)))
-        return [proposal] if forced else [proposal, self._values.guess(sequence, matcher, count)]
+        certain = Proposal.graded(forced[:num_certain], None)
+        looked_up = self._proposer.propose(sequence, count - len(forced), forced)
+        text = certain + Proposal.graded(forced[num_certain:], _CUT) + looked_up
+        if len(text.token_ids) > num_certain:
+            text = text.first(matcher.num_allowed(sequence.output_token_ids, text.token_ids))
+        return [text, self._values.guess(sequence, matcher, count, certain.token_ids)]

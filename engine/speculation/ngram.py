@@ -13,7 +13,7 @@ from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from engine.speculation.proposal import NOTHING, Proposal
+from engine.speculation.proposal import NOTHING, Grade, Proposal
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
@@ -36,7 +36,7 @@ class NgramProposer:
         place, match_len = index.longest_match(ahead)
         if not match_len:
             return NOTHING
-        return Proposal(index.continuation(place, count, ahead), match_len)
+        return Proposal.graded(index.continuation(place, count, ahead), Grade("text", match_len))
 
 
 class _Index:

@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Listed
+from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 
+class Grade(NamedTuple):
+    """How good a token is thought to be, given those before it: of one grade all are right about equally often."""
+
+    source: str  # what it comes from
+    level: int = 0  # levels of different sources have nothing in common
+
+
 class Proposal(NamedTuple):
     """Tokens that may follow a sequence's newest one. Guesses: whatever they are, the output stays the same."""
 
     token_ids: list[int]
-    grade: int  # how good the proposer thinks they are; proposals of one grade are accepted about equally often
-    num_certain: int = 0  # of the first: nothing else may come
-    num_implied: int = 0  # of the last: taken to be as certain as those before them
-    source: str = "text"  # what they come from; grades of different sources have nothing in common
+    grades: list[Grade | None]  # of each; None where those before it leave no choice
+
+    @classmethod
+    def graded(cls, token_ids: list[int], grade: Grade | None) -> Proposal:
+        return cls(token_ids, [grade] * len(token_ids))
+
+    def __add__(self, other: Proposal) -> Proposal:  # type: ignore[override]
+        return Proposal(self.token_ids + other.token_ids, self.grades + other.grades)
+
+    def first(self, count: int) -> Proposal:
+        return Proposal(self.token_ids[:count], self.grades[:count])
 
     @property
-    def num_doubtful(self) -> int:
-        """Between the certain and the implied."""
-        return len(self.token_ids) - self.num_certain - self.num_implied
+    def num_certain(self) -> int:
+        """Of the first: nothing else may come."""
+        return sum(1 for _ in takewhile(lambda grade: grade is None, self.grades))
 
 
-NOTHING = Proposal([], 0)
+NOTHING = Proposal([], [])
 
 
 class Proposer(Protocol):

@@ -9,16 +9,17 @@ A drafting model's proposals are not known when the plan is made: its rows hold 
 
 from __future__ import annotations
 
-from itertools import takewhile
+from itertools import accumulate, groupby, takewhile
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 from engine.speculation.acceptance_rates import AcceptanceRates
 from engine.speculation.counts import SpeculationCounts
-from engine.speculation.depth import DepthChooser, Offer, best_depths
+from engine.speculation.depth import DepthChooser, best_depths
 from engine.speculation.forced import ForcedFirst
 from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposal import Proposal
+from engine.speculation.proposal import Grade, Proposal
 from engine.speculation.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
     from engine.costs import StepCosts
     from engine.plan import Row
     from engine.sequence import Sequence
+    from engine.speculation.depth import Gains
     from engine.speculation.proposal import Proposer
 
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
-_NO_OFFER = Offer(0, 0.0)
-_BY_MODEL = Proposal([], 0, source="model")  # but for the tokens, which are not known when the plan is made
+_BY_MODEL = Grade("model")
 _FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
 
 
@@ -59,9 +60,9 @@ class Speculator:
     def propose(self, rows: list[Row], most: int) -> list[list[int]]:
         """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
         likeliest = [self._likeliest(row.sequence) for row in rows]
-        proposals, offers = [each for each, _ in likeliest], [offer for _, offer in likeliest]
+        offers = [gains for _, gains in likeliest]
         depths = self._adapted(offers, most) if self._is_adaptive else _in_order(offers, most)
-        return [each.token_ids[:depth] for each, depth in zip(proposals, depths, strict=True)]
+        return [proposal.token_ids[:depth] for (proposal, _), depth in zip(likeliest, depths, strict=True)]
 
     def verified(self, row: Row, *, num_accepted: int, num_drawn: int) -> None:
         """So many of the row's proposals were accepted, and so many tokens became output."""
@@ -71,17 +72,16 @@ class Speculator:
         request.num_drafted_tokens += num_drafted
         request.num_accepted_tokens += num_accepted
         if self._proposer is None:
-            has_wrong = num_accepted < num_drafted
-            self._observe(row.sequence, _BY_MODEL, num_accepted, has_wrong)
+            self._rates.observe(row.sequence, _BY_MODEL, num_right=num_accepted, has_wrong=num_accepted < num_drafted)
 
-    def _likeliest(self, sequence: Sequence) -> tuple[Proposal, Offer]:
+    def _likeliest(self, sequence: Sequence) -> tuple[Proposal, Gains]:
         """Of what is proposed for the sequence, that of which most is expected to be right."""
-        pairs = [(proposal, self._offer(sequence, proposal)) for proposal in self._proposals(sequence)]
-        return max(pairs, key=lambda pair: sum(pair[1].gains))
+        pairs = [(proposal, self._gains(sequence, proposal)) for proposal in self._proposals(sequence)]
+        return max(pairs, key=lambda pair: sum(pair[1]))
 
     def _proposals(self, sequence: Sequence) -> list[Proposal]:
         if self._proposer is None:
-            return [_BY_MODEL._replace(token_ids=[0] * self._most)]
+            return [Proposal.graded([0] * self._most, _BY_MODEL)]
         guess = self._guesses.pop(sequence, None)
         if guess is not None:
             came = sequence.tokens(guess.num_tokens, sequence.num_tokens)
@@ -93,38 +93,36 @@ class Speculator:
 
     def _judge(self, sequence: Sequence, proposal: Proposal, came: list[int]) -> None:
         """Whether it was verified or not: the tokens that came say how good it was."""
-        pairs = list(zip(proposal.token_ids, came, strict=False))[: proposal.num_certain + proposal.num_doubtful]
-        num_right = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        if num_right >= proposal.num_certain:
-            self._observe(sequence, proposal, num_right - proposal.num_certain, num_right < len(pairs))
+        is_right = [token_id == right for token_id, right in zip(proposal.token_ids, came, strict=False)]
+        num_right = sum(takewhile(bool, is_right))
+        for grade, places in groupby(range(len(is_right[: num_right + 1])), key=proposal.grades.__getitem__):
+            if grade is not None:
+                judged = [is_right[place] for place in places]
+                self._rates.observe(sequence, grade, num_right=sum(judged), has_wrong=not all(judged))
 
-    def _observe(self, sequence: Sequence, proposal: Proposal, num_right: int, has_wrong: bool) -> None:
-        """`num_right`: of the doubtful ones."""
-        source, grade = proposal.source, proposal.grade
-        self._rates.observe(sequence, source, grade, num_right=num_right, has_wrong=has_wrong)
+    def _gains(self, sequence: Sequence, proposal: Proposal) -> Gains:
+        """How likely each of those that may be verified is to be output."""
+        if not proposal.token_ids:
+            return []
+        grades = proposal.grades[: self._count(sequence, len(proposal.token_ids))]
+        rates = {grade: self._rates.rate(sequence, grade) for grade in set(grades) if grade is not None}
+        return list(accumulate((1.0 if grade is None else rates[grade] for grade in grades), mul))
 
-    def _offer(self, sequence: Sequence, proposal: Proposal) -> Offer:
-        count = self._count(sequence, proposal) if proposal.token_ids else 0
-        if not count:
-            return _NO_OFFER
-        rate = self._rates.rate(sequence, proposal.source, proposal.grade)
-        return Offer(count, rate, proposal.num_certain, proposal.num_doubtful)
-
-    def _count(self, sequence: Sequence, proposal: Proposal) -> int:
-        """How many of the proposals may be verified: the target's own token is output, too."""
+    def _count(self, sequence: Sequence, count: int) -> int:
+        """How many of so many may be verified: the target's own token is output, too."""
         if sequence.request.beams is not None:
             return 0
         if sequence.matcher is not None and not sequence.matcher.can_go_back:
             return 0  # a wrong one would have the whole output parsed again
-        count = min(self._most, len(proposal.token_ids))
+        count = min(self._most, count)
         if sequence.params.max_tokens is not None:
             count = min(count, sequence.params.max_tokens - sequence.num_output_tokens - 1)
         if self._max_draft_len is not None:
             count = min(count, self._max_draft_len - sequence.num_computed_tokens)
         return max(0, count)
 
-    def _adapted(self, offers: list[Offer], most: int) -> list[int]:
-        most = min(most, sum(offer.num_tokens for offer in offers))
+    def _adapted(self, offers: list[Gains], most: int) -> list[int]:
+        most = min(most, sum(map(len, offers)))
         num_sequences = len(offers)
         costs = self._costs
         prefill_token = costs.seconds_per_prefill_token
@@ -134,13 +132,13 @@ class Speculator:
         if self._proposer is not None:
             return self._chooser.choose(offers, most, seconds, 0.0)
         if costs.seconds_per_draft is None:
-            return _in_order([offer._replace(num_tokens=min(1, offer.num_tokens)) for offer in offers], most)
+            return _in_order([gains[:1] for gains in offers], most)
         depths = self._chooser.choose(offers, most, seconds, costs.seconds_per_draft)
-        certain = [offer._replace(rate=1.0) for offer in offers]
+        certain = [[1.0] * len(gains) for gains in offers]
         could_pay = any(depths) or any(best_depths(certain, most, seconds, costs.seconds_per_draft))
         return self._retried(offers, depths) if could_pay else depths
 
-    def _retried(self, offers: list[Offer], depths: list[int]) -> list[int]:
+    def _retried(self, offers: list[Gains], depths: list[int]) -> list[int]:
         """Where a model has long drafted nothing, nobody knows whether it would be right by now: one draft tells."""
         if any(depths):
             self._num_idle_steps, self._retry_after = 0, _FIRST_RETRY
@@ -149,15 +147,15 @@ class Speculator:
         if self._num_idle_steps < self._retry_after:
             return depths
         self._num_idle_steps, self._retry_after = 0, min(2 * self._retry_after, _LAST_RETRY)
-        index = next(index for index, offer in enumerate(offers) if offer.num_tokens)
+        index = next(index for index, gains in enumerate(offers) if gains)
         depths[index] = 1
         return depths
 
 
-def _in_order(offers: list[Offer], most: int) -> list[int]:
+def _in_order(offers: list[Gains], most: int) -> list[int]:
     """All that is offered, as far as `most` reaches."""
     depths = []
-    for offer in offers:
-        depths.append(min(offer.num_tokens, most))
+    for gains in offers:
+        depths.append(min(len(gains), most))
         most -= depths[-1]
     return depths

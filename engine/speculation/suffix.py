@@ -14,7 +14,7 @@ from collections.abc import Sequence as Listed
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from engine.speculation.proposal import NOTHING, Proposal
+from engine.speculation.proposal import NOTHING, Grade, Proposal
 from engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class SuffixProposer:
         cursor = self._cursor(sequence)
         cursor.advance(sequence.tokens(cursor.num_tokens, sequence.num_tokens))
         self._bound(cursor.domain)
-        return max(cursor.proposals(count, ahead), key=lambda found: found.grade)
+        return max(cursor.proposals(count, ahead), key=lambda found: found.grades[:1])
 
     def _cursor(self, sequence: Sequence) -> _Cursor:
         """Where the sequence stands in its domain; where the domain was dropped meanwhile, it stands at a beginning."""
@@ -126,4 +126,5 @@ def _continuation(automaton: SuffixAutomaton, state: int, match_len: int, count:
     if not token_ids:
         return NOTHING
     num_lens = sum(match_len >= border for border in _LEN_BORDERS)
-    return Proposal(token_ids, 1 + 3 * num_lens + sum(first_share >= border for border in _SHARE_BORDERS))
+    level = 1 + 3 * num_lens + sum(first_share >= border for border in _SHARE_BORDERS)
+    return Proposal.graded(token_ids, Grade("text", level))

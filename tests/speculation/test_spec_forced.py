@@ -12,7 +12,7 @@ from engine.guided.compiler import GrammarCompiler
 from engine.guided.matcher import GrammarMatcher
 from engine.params import Guided, SamplingParams
 from engine.sequence import Request, Sequence
-from engine.speculation.depth import DepthChooser, Offer
+from engine.speculation.depth import DepthChooser
 from engine.speculation.forced import ForcedFirst
 from engine.speculation.ngram import NgramProposer
 from engine.speculation.suffix import SuffixProposer
@@ -133,11 +133,11 @@ def test_forced_tokens_come_first_and_a_guess_stays_within_the_grammar(tiny: Loa
 
     proposer = ForcedFirst(NgramProposer())
     prompt = encode('as in {"name": "Ann", "kind": "mammoth"}: ')
-    [proposal] = proposer.propose(sequence_of(prompt, encode("{"), matcher_of(tiny, "json")), 40)
+    proposal, _ = proposer.propose(sequence_of(prompt, encode("{"), matcher_of(tiny, "json")), 40)
     text = tiny.tokenizer.decode(proposal.token_ids)
     assert text == '"name": "Ann", "kind": "mamm'  # a mammoth is no kind
     assert tiny.tokenizer.decode(proposal.token_ids[: proposal.num_certain]).startswith('"name":')
-    [few] = proposer.propose(sequence_of(prompt, encode("{"), matcher_of(tiny, "json")), 2)
+    few, _ = proposer.propose(sequence_of(prompt, encode("{"), matcher_of(tiny, "json")), 2)
     assert (few.token_ids, few.num_certain) == (proposal.token_ids[:2], 2)
     [free] = proposer.propose(sequence_of(prompt, encode("{")), 40)
     assert free.num_certain == 0 and tiny.tokenizer.decode(free.token_ids).startswith('"name": "Ann", "kind": "mammoth')
@@ -145,14 +145,14 @@ def test_forced_tokens_come_first_and_a_guess_stays_within_the_grammar(tiny: Loa
 
 def test_certain_proposals_are_taken_before_likely_ones() -> None:
     seconds = [1.0, 1.0, 1.0, 1.0, 9.0, 9.0]
-    assert DepthChooser().choose([Offer(5, 0.9), Offer(5, 0.3, 3)], 10, seconds, 0.0) == [0, 3]
+    likely, certain = [0.9, 0.81, 0.73], [1.0, 1.0, 1.0, 0.3]
+    assert DepthChooser().choose([likely, certain], 10, seconds, 0.0) == [0, 3]
 
 
 def test_what_a_guess_implies_is_as_likely_as_the_guess() -> None:
-    assert Offer(6, 0.5, num_certain=1, num_doubtful=2).gains == [1.0, 0.5, 0.25, 0.25, 0.25, 0.25]
     cheap = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
-    assert DepthChooser().choose([Offer(6, 0.5)], 6, cheap, 0.0) == [3]
-    assert DepthChooser().choose([Offer(6, 0.5, num_doubtful=1)], 6, cheap, 0.0) == [6]
+    assert DepthChooser().choose([[0.5**place for place in range(1, 7)]], 6, cheap, 0.0) == [3]
+    assert DepthChooser().choose([[0.5] * 6], 6, cheap, 0.0) == [6]
 
 
 # ---- in the engine

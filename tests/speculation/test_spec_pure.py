@@ -18,9 +18,9 @@ from engine.speculation.accept import num_accepted
 from engine.speculation.acceptance_rates import AcceptanceRates
 from engine.speculation.counts import SpeculationCounts
 from engine.speculation.decode_curve import DecodeCurve
-from engine.speculation.depth import DepthChooser, Offer
+from engine.speculation.depth import DepthChooser
 from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposal import Proposal
+from engine.speculation.proposal import Grade, Proposal
 from engine.speculation.speculator import Speculator
 from engine.speculation.suffix import SuffixProposer
 from engine.speculation.suffix_automaton import ROOT, SuffixAutomaton
@@ -58,7 +58,7 @@ def test_the_longest_earlier_match_is_continued() -> None:
     sequence = sequence_of([1, 2, 3, 40, 9, 2, 3, 50, 8, 1, 2, 3])
     proposal = NgramProposer().propose(sequence, 3)
     assert proposal.token_ids == [40, 9, 2]  # 1 2 3, not the newer 2 3
-    assert proposal.grade == 3
+    assert proposal.grades == [Grade("text", 3)] * 3
 
 
 def test_of_equally_long_matches_the_newest_is_continued() -> None:
@@ -67,7 +67,7 @@ def test_of_equally_long_matches_the_newest_is_continued() -> None:
 
 def test_where_no_pair_matches_what_followed_the_last_token_newest_is_continued() -> None:
     proposal = NgramProposer().propose(sequence_of([5, 1, 2, 5, 3, 4, 5]), 2)
-    assert (proposal.token_ids, proposal.grade) == ([3, 4], 1)
+    assert proposal == Proposal.graded([3, 4], Grade("text", 1))
 
 
 def test_output_is_looked_up_as_it_grows() -> None:
@@ -81,15 +81,16 @@ def test_output_is_looked_up_as_it_grows() -> None:
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 5))
 def test_whatever_lookup_proposes_did_follow_the_match(tokens: list[int], count: int) -> None:
     """Against a search that looks at every place: no longer match exists within the newest few, and it is continued."""
-    token_ids, grade, *_ = NgramProposer().propose(sequence_of(tokens), count)
+    token_ids, grades = NgramProposer().propose(sequence_of(tokens), count)
     ends = {end for end in range(2, len(tokens)) if tokens[end - 2 : end] == tokens[-2:]}
     newest = sorted(ends)[-16:] or [end for end in range(1, len(tokens)) if tokens[end - 1] == tokens[-1]][-1:]
     if not newest:
         assert token_ids == []
         return
     lens = {end: _common_suffix(tokens[:end], tokens) for end in newest}
-    assert grade == min(16, max(lens.values()))
-    place = max(end for end in newest if min(16, lens[end]) == grade)
+    longest = min(16, max(lens.values()))
+    assert grades == [Grade("text", longest)] * len(token_ids)
+    place = max(end for end in newest if min(16, lens[end]) == longest)
     wrapped = tokens[place:] * count
     assert token_ids == wrapped[:count]
 
@@ -195,12 +196,16 @@ def test_a_text_longer_than_the_bound_is_still_served() -> None:
 # ---- how deep
 
 
+def gains(count: int, rate: float) -> list[float]:
+    return [rate**place for place in range(1, count + 1)]
+
+
 def flat(seconds: float, count: int = 60) -> list[float]:
     return [seconds] * count
 
 
 def test_free_verification_takes_all_and_dear_verification_none() -> None:
-    offers = [Offer(5, 0.8), Offer(3, 0.5)]
+    offers = [gains(5, 0.8), gains(3, 0.5)]
     assert DepthChooser().choose(offers, 8, flat(1.0), 0.0) == [5, 3]
     dear = [1.0 + 0.9 * place for place in range(9)]
     assert DepthChooser().choose(offers, 8, dear, 0.0) == [0, 0]
@@ -208,43 +213,45 @@ def test_free_verification_takes_all_and_dear_verification_none() -> None:
 
 def test_the_likeliest_proposals_of_the_batch_are_taken() -> None:
     seconds = [1.0, 1.0, 1.0, 1.0, 9.0, 9.0]
-    assert DepthChooser().choose([Offer(5, 0.9), Offer(5, 0.3), Offer(0, 0.9)], 10, seconds, 0.0) == [3, 0, 0]
+    assert DepthChooser().choose([gains(5, 0.9), gains(5, 0.3), gains(0, 0.9)], 10, seconds, 0.0) == [3, 0, 0]
 
 
 def test_no_more_than_the_budget() -> None:
-    assert sum(DepthChooser().choose([Offer(5, 0.9)] * 4, 7, flat(1.0), 0.0)) == 7
+    assert sum(DepthChooser().choose([gains(5, 0.9)] * 4, 7, flat(1.0), 0.0)) == 7
 
 
 def test_drafting_time_is_counted_by_the_deepest() -> None:
     """Draft 2 ms, target 50 ms, acceptance 0.7: five pay. With drafts of 40 ms none do."""
-    assert DepthChooser().choose([Offer(5, 0.7)], 5, flat(0.05), 0.002) == [5]
-    assert DepthChooser().choose([Offer(5, 0.7)], 5, flat(0.05), 0.04) == [0]
+    assert DepthChooser().choose([gains(5, 0.7)], 5, flat(0.05), 0.002) == [5]
+    assert DepthChooser().choose([gains(5, 0.7)], 5, flat(0.05), 0.04) == [0]
 
 
 def test_speculation_that_barely_pays_is_kept_and_not_begun() -> None:
     chooser = DepthChooser()
     barely = [1.0, 1.47]  # 1.5 tokens in 1.47 steps
-    assert chooser.choose([Offer(1, 0.5)], 1, barely, 0.0) == [0]
-    assert chooser.choose([Offer(1, 0.8)], 1, barely, 0.0) == [1]
-    assert chooser.choose([Offer(1, 0.5)], 1, barely, 0.0) == [1]
-    assert chooser.choose([Offer(1, 0.4)], 1, barely, 0.0) == [0]
-    assert chooser.choose([Offer(1, 0.5)], 1, barely, 0.0) == [0]
+    assert chooser.choose([gains(1, 0.5)], 1, barely, 0.0) == [0]
+    assert chooser.choose([gains(1, 0.8)], 1, barely, 0.0) == [1]
+    assert chooser.choose([gains(1, 0.5)], 1, barely, 0.0) == [1]
+    assert chooser.choose([gains(1, 0.4)], 1, barely, 0.0) == [0]
+    assert chooser.choose([gains(1, 0.5)], 1, barely, 0.0) == [0]
 
 
 def test_rates_follow_a_sequence_and_start_from_its_grade() -> None:
     rates = AcceptanceRates()
     good, bad, new = (sequence_of([1]) for _ in range(3))
     for _ in range(50):
-        rates.observe(good, "text", 3, num_right=3, has_wrong=False)
-        rates.observe(bad, "text", 2, num_right=0, has_wrong=True)
-    assert rates.rate(good, "text", 3) > 0.95
-    assert rates.rate(bad, "text", 2) < 0.05
-    assert rates.rate(new, "text", 3) > 0.9
-    assert rates.rate(new, "text", 2) < 0.1
-    assert rates.rate(new, "value", 3) == rates.rate(bad, "value", 2) == 0.6  # another source is another matter
+        rates.observe(good, Grade("text", 3), num_right=3, has_wrong=False)
+        rates.observe(bad, Grade("text", 2), num_right=0, has_wrong=True)
+    assert rates.rate(good, Grade("text", 3)) > 0.95
+    assert rates.rate(bad, Grade("text", 2)) < 0.05
+    assert rates.rate(new, Grade("text", 3)) > 0.9
+    assert rates.rate(new, Grade("text", 2)) < 0.1
+    assert (
+        rates.rate(new, Grade("value", 3)) == rates.rate(bad, Grade("value", 2)) == 0.6
+    )  # another source is another matter
     for _ in range(20):
-        rates.observe(bad, "text", 2, num_right=1, has_wrong=False)
-    assert rates.rate(bad, "text", 2) > 0.5
+        rates.observe(bad, Grade("text", 2), num_right=1, has_wrong=False)
+    assert rates.rate(bad, Grade("text", 2)) > 0.5
 
 
 def test_costs_between_two_measurements_are_linear_and_hopeful_a_little_beyond() -> None:
@@ -291,10 +298,13 @@ class Rivals:
     """Says one thing as text and another, behind whose first token the others are implied, as a value."""
 
     def __init__(self, text: list[int], value: list[int]) -> None:
-        self._rivals = [Proposal(text, 1), Proposal(value, 1, num_implied=len(value) - 1, source="value")]
+        implied = Proposal.graded(value[1:], None)
+        self._rivals = [
+            Proposal.graded(text, Grade("text", 1)), Proposal.graded(value[:1], Grade("value", 1)) + implied
+        ]  # fmt: skip
 
     def propose(self, sequence: Sequence, count: int) -> list[Proposal]:
-        return [each._replace(token_ids=each.token_ids[:count]) for each in self._rivals]
+        return [each.first(count) for each in self._rivals]
 
 
 @pytest.mark.parametrize(("came", "taken"), [([1, 2, 3], [1, 2, 3]), ([7, 8, 9], [7, 8, 9]), ([4, 5, 6], [7, 8, 9])])
@@ -310,7 +320,7 @@ def test_of_two_proposals_the_one_that_is_right_more_often_is_verified(came: lis
         sequence.output_token_ids += came
         [found] = speculator.propose([row], 9)
     assert found == taken
-    text, value = (speculator._rates.rate(sequence, source, 1) for source in ("text", "value"))
+    text, value = (speculator._rates.rate(sequence, Grade(source, 1)) for source in ("text", "value"))
     assert (text > 0.6) == (came == [1, 2, 3]) and (value > 0.6) == (came == [7, 8, 9])
 
 
@@ -321,4 +331,18 @@ def test_what_is_implied_is_not_judged() -> None:
     for _ in range(5):
         speculator.propose([Row(sequence, 0, [5], [0], 1)], 9)
         sequence.output_token_ids += [7, 4]
-    assert speculator._rates.rate(sequence, "value", 1) > 0.8
+    assert speculator._rates.rate(sequence, Grade("value", 1)) > 0.8
+
+
+def test_each_token_is_judged_by_its_own_grade_up_to_the_first_wrong_one() -> None:
+    speculator = Speculator(EngineConfig(speculative="ngram", speculative_adaptive=False), StepCosts())
+    good, bad, unseen = Grade("good"), Grade("bad"), Grade("unseen")
+    mixed = Proposal([1, 2, 3, 4, 5], [good, None, good, bad, unseen])
+    sequence = sequence_of([5])
+    for _ in range(9):
+        speculator._judge(sequence, mixed, [1, 2, 3, 9, 5])
+    rates = [speculator._rates.rate(sequence, grade) for grade in (good, bad, unseen)]
+    assert rates[0] > 0.9 and rates[1] < 0.2 and rates[2] == 0.6
+    found = speculator._gains(sequence, mixed)
+    assert found == pytest.approx([rates[0], rates[0], rates[0] ** 2, rates[0] ** 2 * rates[1],
+                                   rates[0] ** 2 * rates[1] * rates[2]])  # fmt: skip
