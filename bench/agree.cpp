@@ -46,12 +46,14 @@ struct Weights {
                 bits &= 0xFFFF0000;
                 std::memcpy(&x, &bits, sizeof bits);
             }
-        if (form == GROUPED4)
+        if (form == NEAR4 || form == GROUPED4 || form == GROUPED8) {
+            const int first = form == GROUPED8 ? -127 : -8, count = form == GROUPED8 ? 255 : 16;
             for (size_t group = 0; group < w.size(); group += WEIGHT_GROUP) {
-                const float scale = from_half(to_half(0.01f + random_bits() % 100 * 1e-4f));
-                for (int i = 0; i < WEIGHT_GROUP; i++)
-                    w[group + i] = scale * (i < 2 ? i * 15 - 8 : static_cast<int>(random_bits() % 16) - 8);
+                const float scale = from_half(to_half((0.01f + random_bits() % 100 * 1e-4f) * 16 / count));
+                for (int i = 0; i < WEIGHT_GROUP; i++)  // both ends are in use
+                    w[group + i] = scale * (first + (i < 2 ? i * (count - 1) : static_cast<int>(random_bits() % count)));
             }
+        }
         panels.emplace_back(padded(n) / PANEL * ms_panel_bytes(form, k));
         if (!ms_pack(w.data(), n, k, form, panels.back().data())) std::printf("form %d does not hold the weights\n", form);
         return {panels.back().data(), nullptr, form};
@@ -63,7 +65,7 @@ struct Weights {
 int main() {
     for (const int is_coded : {0, 1})
         for (const int is_kv_coded : {0, 1})
-            for (const int form : {FLOATS, HALVES, GROUPED4}) {
+            for (const int form : {FLOATS, HALVES, GROUPED8, GROUPED4, NEAR4}) {
                 Weights weights;
                 Layer layers[LAYERS] = {};
                 const float *cosine = weights.numbers(MAX_LEN * HEAD_DIM / 2, 1), *sine = weights.numbers(MAX_LEN * HEAD_DIM / 2, 1);

@@ -57,6 +57,7 @@ auto with_reader(int form, Work work) {
         case HALVES: return work(Halves{});
         case GROUPED8: return work(Grouped<8>{});
         case GROUPED4: return work(Grouped<4>{});
+        case NEAR4: return work(Near4{});
         default: return work(Floats{});
     }
 }

@@ -23,20 +23,21 @@ _POINTER = ctypes.c_void_p
 
 
 class Form(IntEnum):
-    """How a matrix is kept. All but CODES give back the floats that were packed; products in int8 take the last two."""
+    """How a matrix is kept. All but CODES give back the floats that were packed; products in int8 take it and GROUPED4."""
 
     FLOATS = 0
     HALVES = 1  # the upper 16 bits of each: a checkpoint in bfloat16
     GROUPED8 = 2  # scale * q + offset, 32 inputs of an output having one scale and offset: GGUF's Q8_0
     GROUPED4 = 3  # the same with 4 bits: GGUF's Q4_0 and Q4_1
     CODES = 4  # int8 with a scale for each output; the other factor is rounded to int8 too
+    NEAR4 = 5  # GROUPED4 whose offsets are not tiny beside their scales: it becomes floats faster
 
 
 class Matrix(ctypes.Structure):
     _fields_ = (("panels", _POINTER), ("scales", _POINTER), ("form", ctypes.c_int))
 
 
-_SMALLEST_FIRST = (Form.GROUPED4, Form.GROUPED8, Form.HALVES, Form.FLOATS)
+_SMALLEST_FIRST = (Form.NEAR4, Form.GROUPED4, Form.GROUPED8, Form.HALVES, Form.FLOATS)
 
 
 class Layer(ctypes.Structure):
@@ -153,7 +154,7 @@ class Library:
     def pack_as(self, form: Form, weight: torch.Tensor) -> torch.Tensor | None:
         """The panels in a form for floats, columns beyond `out` zero; None where it would not give back every float."""
         out_size, in_size = weight.shape
-        if form in (Form.GROUPED4, Form.GROUPED8) and in_size % CODE_GROUP:
+        if form in (Form.NEAR4, Form.GROUPED4, Form.GROUPED8) and in_size % CODE_GROUP:
             return None
         packed = aligned_empty((-(-out_size // PANEL), self._functions.ms_panel_bytes(form, in_size)), torch.uint8)
         source = weight.contiguous()

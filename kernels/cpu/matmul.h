@@ -10,10 +10,13 @@ namespace ms {
 
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 12;  // 24 of 32 registers accumulate
+constexpr int FEW_ROWS = 24;   // so many read the weights straight into their tiles; for more they become floats once
 #elif defined(__AVX2__)
 constexpr int TILE_ROWS = 6;  // 12 of 16
+constexpr int FEW_ROWS = 5;   // a tile of 6 has no registers left to make floats with
 #else
 constexpr int TILE_ROWS = 3;  // NEON: 24 of 32
+constexpr int FEW_ROWS = 6;
 #endif
 constexpr int BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the strips pass
 constexpr int BLOCK_K = 576;    // of k, likewise; a multiple of WEIGHT_GROUP. Partial sums are kept in y, exactly
@@ -95,9 +98,9 @@ inline void matmul(const float* x, long x_stride, const uint8_t* packed, float* 
                     continue;
                 }
                 for (int n = 0; n < STRIPS; n++, part.y += STRIP)
-                    if (count <= 2 * TILE_ROWS)
+                    if (count <= FEW_ROWS)
                         by_tiles(count, part, strips[n]);
-                    else  // the weights become floats once for all tiles
+                    else
                         by_tiles(count, part, to_floats(strips[n], part.k_len, room));
             }
         }

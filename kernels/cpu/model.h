@@ -3,8 +3,8 @@
 
 extern "C" {
 
-// How a matrix is kept: the first four come back as the floats that they were made of (panels.h).
-enum Form { FLOATS, HALVES, GROUPED8, GROUPED4, CODES };
+// How a matrix is kept: all but CODES come back as the floats that they were made of (panels.h).
+enum Form { FLOATS, HALVES, GROUPED8, GROUPED4, CODES, NEAR4 };
 
 // Packed by ms_pack or, as CODES, by ms_pack_int8.
 struct Matrix {

@@ -8,6 +8,7 @@
 //   Grouped<8>  w = scale * q + offset, 32 k of a column having one scale and offset, both of half precision;
 //               q in -127 .. 127, offset 0: GGUF's Q8_0
 //   Grouped<4>  the same with q in 0 .. 15 and any offset: GGUF's Q4_0 and Q4_1
+//   Near4       Grouped<4> where no offset is so small beside its scale that a faster way to floats would round
 //   Floats      any other
 //
 // Each of them has
@@ -98,14 +99,25 @@ class Halves {
     const uint16_t* at;
 };
 
-// A group of a strip: scales [STRIP], offsets [STRIP] in half precision, then q by lanes of four bytes, [STRIP][4] for some
-// k: four in 8 bits, eight in 4 bits, whose low halves are the first four k and whose high halves the last four. Products of
-// integers (matmul_int8.h) want them so.
-template <int BITS>
+// A group of a strip: offsets [STRIP] in half precision, then q by lanes of four bytes, [STRIP][4] for some k, then scales
+// [STRIP] in half precision. A lane has four k in 8 bits, or eight in 4 bits, whose low halves are the first four k and
+// whose high halves the last four: products of integers (matmul_int8.h) want them so.
+//
+// A lane becomes a float without being shifted or converted: read so many bytes on that q comes to lie within a float's
+// fraction, from bit B on, and given the exponent of 1, it is 1 + q / 2^(23 - B). So
+//
+//   w = (1 + q / 2^(23 - B)) * (scale * 2^(23 - B)) + (offset - scale * 2^(23 - B)),
+//
+// rounded once, from factors that are exact where IS_NEAR: the float that scale * q + offset is. What is read beyond the lanes
+// lies within the group.
+template <int BITS, bool IS_NEAR = BITS == 8>
 class Grouped {
   public:
     static constexpr int RUN = WEIGHT_GROUP, TOGETHER = 32 / BITS;
-    static constexpr long CODES_AT = STRIP * 4, GROUP_BYTES = CODES_AT + STRIP * WEIGHT_GROUP * BITS / 8;
+    static constexpr long CODES_AT = STRIP * 2, SCALES_AT = CODES_AT + STRIP * WEIGHT_GROUP * BITS / 8;
+    static constexpr long GROUP_BYTES = SCALES_AT + STRIP * 2;
+    static constexpr int ZERO = BITS == 8 ? 128 : 0;  // is added to q, which may be negative
+    static constexpr int PLACES = 8 / BITS;           // in a byte
     Grouped() = default;
     static constexpr long bytes(int k_len) { return k_len / WEIGHT_GROUP * GROUP_BYTES; }
     Grouped(const void* strip, int k) : at(static_cast<const uint8_t*>(strip) + k / WEIGHT_GROUP * GROUP_BYTES) {}
@@ -113,9 +125,10 @@ class Grouped {
     static bool put(void* strip, int k_len, int column, const float* w) {
         uint8_t* group = static_cast<uint8_t*>(strip);
         for (int k = 0; k < k_len; k += WEIGHT_GROUP, group += GROUP_BYTES) {
-            uint16_t* halves = reinterpret_cast<uint16_t*>(group);
+            uint16_t* offsets = reinterpret_cast<uint16_t*>(group);
+            uint16_t* scales = reinterpret_cast<uint16_t*>(group + SCALES_AT);
             int q[WEIGHT_GROUP];
-            if (!fit(w + k, &halves[column], &halves[STRIP + column], q)) return false;
+            if (!fit(w + k, &scales[column], &offsets[column], q)) return false;
             uint8_t* lanes = group + CODES_AT + column * 4;
             for (int i = 0; i < WEIGHT_GROUP; i += TOGETHER, lanes += STRIP * 4)
                 for (int k = i; k < i + 4; k++) lanes[k - i] = BITS == 8 ? q[k] : q[k] | q[k + 4] << 4;
@@ -124,36 +137,44 @@ class Grouped {
     }
 
     struct Run {
-        vf scale[STRIP_VECTORS], offset[STRIP_VECTORS];
+        vf scale[PLACES][STRIP_VECTORS], offset[PLACES][STRIP_VECTORS];
         const uint8_t* lanes;
 
         template <int AT>
         void load(int k, vf* w) const {
+            constexpr int PLACE = AT / 4, BIT = bit(PLACE);
+            const uint8_t* at = lanes + k / TOGETHER * STRIP * 4 + (IS_NEAR ? AT % 4 - BIT / 8 : 0);
             for (int j = 0; j < STRIP_VECTORS; j++) {
-                const vi lane = load_bytes(lanes + k / TOGETHER * STRIP * 4 + j * VL * 4);
-                const vf q = BITS == 8 ? __builtin_convertvector((lane << (24 - 8 * AT)) >> 24, vf)
-                                       : low_nibbles(lane >> (8 * (AT % 4) + 4 * (AT / 4)));
-                w[j] = q * scale[j] + offset[j];
+                const vi lane = load_bytes(at + j * VL * 4);
+                const vf q = IS_NEAR ? one_and<BITS, BIT, ZERO>(lane)
+                                     : __builtin_convertvector(lane >> (8 * (AT % 4) + 4 * PLACE) & 15, vf);
+                w[j] = q * scale[PLACE][j] + offset[PLACE][j];
             }
         }
     };
     // Of the j-th VL columns of a strip's group.
-    static vf scales(const uint8_t* group, int j) { return load_halves(reinterpret_cast<const uint16_t*>(group) + j * VL); }
-    static vf offsets(const uint8_t* group, int j) { return scales(group, STRIP_VECTORS + j); }
+    static vf scales(const uint8_t* group, int j) { return halves(group + SCALES_AT, j); }
+    static vf offsets(const uint8_t* group, int j) { return halves(group, j); }
 
     Run run(int k) const {
         const uint8_t* group = at + k / WEIGHT_GROUP * GROUP_BYTES;
         prefetch<GROUP_BYTES>(group);
         Run run;
-        for (int j = 0; j < STRIP_VECTORS; j++) {
-            run.scale[j] = scales(group, j);
-            run.offset[j] = offsets(group, j);
-        }
+        for (int j = 0; j < STRIP_VECTORS; j++)
+            for (int place = 0; place < PLACES; place++) {
+                run.scale[place][j] = IS_NEAR ? scales(group, j) * unit(place) : scales(group, j);
+                run.offset[place][j] = offsets(group, j) - scales(group, j) * (unit(place) + ZERO);
+            }
         run.lanes = group + CODES_AT;
         return run;
     }
 
   private:
+    // The lowest bit of q in its float's fraction, by the half of the byte that holds it.
+    static constexpr int bit(int place) { return BITS == 8 ? 8 : place ? 12 : 16; }
+    static constexpr float unit(int place) { return IS_NEAR ? 1 << (23 - bit(place)) : 0; }
+    static vf halves(const uint8_t* at, int j) { return load_halves(reinterpret_cast<const uint16_t*>(at) + j * VL); }
+
     // scale * q + offset == w for the 32 of a group, exactly. The ends of q's range are mostly both in use: so the distance of
     // the extremes tells the scale.
     static bool fit(const float* w, uint16_t* scale, uint16_t* offset, int* q) {
@@ -185,6 +206,10 @@ class Grouped {
     static bool fits(const float* w, uint16_t half_scale, uint16_t half_offset, int* q) {
         constexpr float FIRST = BITS == 8 ? -127 : 0, LAST = BITS == 8 ? 127 : 15;
         const float scale = from_half(half_scale), offset = from_half(half_offset), inverse = scale ? 1 / scale : 0;
+        for (int place = 0; place < PLACES; place++) {
+            const double exact = offset - static_cast<double>(scale) * (unit(place) + ZERO);
+            if (static_cast<float>(exact) != exact) return false;
+        }
         vi is_wrong{};
         for (int i = 0; i < WEIGHT_GROUP; i += VL) {
             const vf each = load(w + i), nearest = as_is((each - offset) * inverse + TO_NEAREST) - TO_NEAREST;
@@ -197,6 +222,8 @@ class Grouped {
 
     const uint8_t* at;
 };
+
+using Near4 = Grouped<4, true>;
 
 // The k_len k that a reader stands before, as floats in `room`.
 inline Floats to_floats(const Floats& strip, int, float*) { return strip; }

@@ -66,16 +66,6 @@ inline void prefetch(const void* p) {
 
 inline vf splat(float x) { return x - vf{}; }
 
-// The low four bits of each lane, as floats. AVX-512 looks them up in a register: one operation instead of two.
-inline vf low_nibbles(vi lanes) {
-#if defined(__AVX512F__)
-    const vf numbers = __builtin_convertvector(LANE_NUMBERS, vf);
-    return reinterpret_cast<vf>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512>(numbers)));
-#else
-    return __builtin_convertvector(lanes & 15, vf);
-#endif
-}
-
 // The value as it is in a register: the compiler knows nothing of it, so cannot make one fused operation of what made it and
 // what takes it.
 template <typename V>
@@ -99,6 +89,17 @@ inline vf as_floats(vi bits) {
     vf floats;
     std::memcpy(&floats, &bits, sizeof floats);
     return floats;
+}
+// 1 + n / 2^(23 - BIT), n being the BITS bits of each lane from BIT on, plus ZERO (none, or half of what they can count).
+template <int BITS, int BIT, int ZERO>
+inline vf one_and(vi lanes) {
+    constexpr int MASK = ((1 << BITS) - 1) << BIT, OTHERS = 0x3F800000 | ZERO << BIT;
+#if defined(__AVX512F__)
+    return reinterpret_cast<vf>(_mm512_ternarylogic_epi32(  // one operation instead of two
+        reinterpret_cast<__m512i>(lanes), _mm512_set1_epi32(MASK), _mm512_set1_epi32(OTHERS), (0xF0 & 0xCC) ^ 0xAA));
+#else
+    return as_floats((lanes & MASK) ^ OTHERS);
+#endif
 }
 inline vi as_bits(vf floats) {
     vi bits;

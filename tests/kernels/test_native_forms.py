@@ -32,7 +32,16 @@ def grouped(inputs: int, outputs: int, low: int, high: int, offsets: torch.Tenso
 
 
 def q4_1(inputs: int, outputs: int) -> torch.Tensor:
-    return grouped(inputs, outputs, 0, 15, short(random(outputs, inputs // 32, 1, seed=2)))
+    """Some offsets are tiny beside their scales."""
+    offsets = random(outputs, inputs // 32, 1, seed=2)
+    offsets[::7] /= 4096
+    return grouped(inputs, outputs, 0, 15, short(offsets))
+
+
+def q4_1_symmetric(inputs: int, outputs: int) -> torch.Tensor:
+    """With offsets as weights around zero have them: some scales below it."""
+    middle = short(0.001 + random(outputs, inputs // 32, 1, seed=1).abs() / 50) * -8
+    return grouped(inputs, outputs, 0, 15, short(middle * (1 + random(outputs, inputs // 32, 1, seed=2) / 20)))
 
 
 def q4_0(inputs: int, outputs: int) -> torch.Tensor:
@@ -51,11 +60,12 @@ def bfloat16(inputs: int, outputs: int) -> torch.Tensor:
 
 MADE = {
     "q4_1": (q4_1, Form.GROUPED4),
-    "q4_0": (q4_0, Form.GROUPED4),
+    "q4_1, symmetric": (q4_1_symmetric, Form.NEAR4),
+    "q4_0": (q4_0, Form.NEAR4),
     "q8_0": (q8_0, Form.GROUPED8),
     "bfloat16": (bfloat16, Form.HALVES),
     "float32": (lambda inputs, outputs: random(outputs, inputs, seed=5), Form.FLOATS),
-    "zeros": (lambda inputs, outputs: torch.zeros(outputs, inputs), Form.GROUPED4),
+    "zeros": (lambda inputs, outputs: torch.zeros(outputs, inputs), Form.NEAR4),
 }
 
 
@@ -94,6 +104,22 @@ def test_one_float_that_does_not_fit_makes_the_matrix_take_a_larger_form(librari
         torch.testing.assert_close(found, x @ weight.T)
 
 
+def test_an_offset_that_is_tiny_beside_its_scale_is_kept_and_rounds_nothing(libraries: list[Library]) -> None:
+    """The faster form holds sums of both; where they would not be exact, the slower is taken."""
+    x = random(7, 64)
+    for lib in libraries:
+        forms = []
+        for shift in range(0, 20, 2):
+            weight = grouped(64, 32, 0, 15, short(torch.full((32, 2, 1), 0.19 * 2.0**-shift)))
+            packed, form = lib.pack(weight)
+            expected = product(libraries[0], Form.FLOATS, x, weight)
+            for rows in (1, 3, 7):
+                found = lib.product(x[:rows], Matrix(packed.data_ptr(), None, form), 32, is_coded=False)
+                assert torch.equal(found, expected[:rows]), (lib.variant.name, shift, rows)
+            forms.append(form)
+        assert forms == sorted(forms, reverse=True) and set(forms) == {Form.NEAR4, Form.GROUPED4}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite_are_kept_as_they_are(libraries: list[Library], value: float) -> None:
     weight = q4_1(64, 32)
@@ -108,7 +134,7 @@ def test_weights_that_are_not_finite_are_kept_as_they_are(libraries: list[Librar
 def test_groups_need_whole_groups_of_inputs(libraries: list[Library]) -> None:
     weight = torch.zeros(8, 40)
     for lib in libraries:
-        assert lib.pack_as(Form.GROUPED4, weight) is None and lib.pack_as(Form.GROUPED8, weight) is None
+        assert all(lib.pack_as(form, weight) is None for form in (Form.NEAR4, Form.GROUPED4, Form.GROUPED8))
         assert lib.pack(weight)[1] == Form.HALVES
 
 
