@@ -58,8 +58,8 @@ def _gains(offers: list[Gains]) -> list[tuple[float, int, int]]:
     """(expected tokens, place, index of the sequence) of proposals, the likeliest first; a sequence's own in order."""
     gains = [
         (gain, place, index)
-        for index, gains in enumerate(offers)
-        for place, gain in enumerate(gains, start=1)
+        for index, offer in enumerate(offers)
+        for place, gain in enumerate(offer, start=1)
         if gain >= _LEAST_GAIN
     ]
     return sorted(gains, key=lambda each: -each[0])

@@ -31,7 +31,7 @@ class ForcedFirst:
         self._values = ValueGuesser()
 
     def propose(self, sequence: Sequence, count: int) -> list[Proposal]:
-        """One proposal, or two where there is a grammar; each of at most `count` tokens."""
+        """One proposal, or two where there is a grammar that can go back; each of at most `count` tokens."""
         matcher = sequence.matcher
         if matcher is None:
             return [self._proposer.propose(sequence, count)]

@@ -19,6 +19,7 @@ _BEFORE = re.compile(rb"((?:\0[\w\x80-\xff]+)?)([^\w\x80-\xff\0]*)\Z")  # a word
 _BEHIND = re.compile(rb"([^\w\x80-\xff\0]*)((?:\0[\w\x80-\xff]+)?)")
 _MAX_BYTES = 65_536  # of the text: its end
 _MAX_WORD_BYTES = 64  # that are taken at once
+_MAX_REACH = 4096  # bytes in which the next value of a kind is looked for
 
 
 class Span(NamedTuple):
@@ -47,13 +48,10 @@ class PromptText:
         those on its line.
         """
         word, marks = self._before(last.begin)
-        for left in (word + marks, marks, marks[max(0, marks.rfind(b"\n")) :]):
-            if left.strip(b" "):
-                found = self._lower_text.find(left, start)
-                if found >= 0:
-                    begin = found + len(left)
-                    end = self.end_like(last, begin)
-                    return Span(begin, end) if end > begin else None
+        for left in dict.fromkeys((word + marks, marks, marks[max(0, marks.rfind(b"\n")) :])):
+            found = self._lower_text.find(left, start, start + _MAX_REACH) if left.strip(b" ") else -1
+            if found >= 0 and (end := self.end_like(last, found + len(left))) > found + len(left):
+                return Span(found + len(left), end)
         return None
 
     def end_like(self, last: Span | None, begin: int) -> int:

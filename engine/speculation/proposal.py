@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 class Grade(NamedTuple):
-    """How good a token is thought to be, given those before it: of one grade all are right about equally often."""
+    """How good a token is thought to be, given those before it: of one grade all are right, with what they imply, about
+    equally often.
+    """
 
     source: str  # what it comes from
     level: int = 0  # levels of different sources have nothing in common
@@ -21,11 +23,16 @@ class Proposal(NamedTuple):
     """Tokens that may follow a sequence's newest one. Guesses: whatever they are, the output stays the same."""
 
     token_ids: list[int]
-    grades: list[Grade | None]  # of each; None where those before it leave no choice
+    grades: list[Grade | None]  # of each; None where the one before it implies it, or nothing else may come
 
     @classmethod
     def graded(cls, token_ids: list[int], grade: Grade | None) -> Proposal:
         return cls(token_ids, [grade] * len(token_ids))
+
+    @classmethod
+    def implying(cls, token_ids: list[int], grade: Grade) -> Proposal:
+        """The first, if there is any, implies those behind it."""
+        return cls.graded(token_ids[:1], grade) + cls.graded(token_ids[1:], None)
 
     def __add__(self, other: Proposal) -> Proposal:  # type: ignore[override]
         return Proposal(self.token_ids + other.token_ids, self.grades + other.grades)

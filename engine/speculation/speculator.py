@@ -19,7 +19,7 @@ from engine.speculation.counts import SpeculationCounts
 from engine.speculation.depth import DepthChooser, best_depths
 from engine.speculation.forced import ForcedFirst
 from engine.speculation.ngram import NgramProposer
-from engine.speculation.proposal import Grade, Proposal
+from engine.speculation.proposal import NOTHING, Grade, Proposal
 from engine.speculation.suffix import SuffixProposer
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _PROPOSERS: dict[str, Callable[[], Proposer]] = {"ngram": NgramProposer, "suffix": SuffixProposer}
 _BY_MODEL = Grade("model")
+_REST = 7  # steps for which a model that is not worth asking is not considered again, as that takes time as well
 _FIRST_RETRY, _LAST_RETRY = 32, 1024  # steps without a draft after which one proposal shows whether it pays again
 
 
@@ -54,11 +55,15 @@ class Speculator:
         self._rates = AcceptanceRates()
         self._chooser = DepthChooser()
         self._guesses: WeakKeyDictionary[Sequence, _Guess] = WeakKeyDictionary()
-        self._num_idle_steps = 0
+        self._num_to_rest = self._num_idle_steps = 0
         self._retry_after = _FIRST_RETRY
 
     def propose(self, rows: list[Row], most: int) -> list[list[int]]:
         """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
+        if self._num_to_rest:
+            self._num_to_rest -= 1
+            self._num_idle_steps += 1
+            return [[] for _ in rows]
         likeliest = [self._likeliest(row.sequence) for row in rows]
         offers = [gains for _, gains in likeliest]
         depths = self._adapted(offers, most) if self._is_adaptive else _in_order(offers, most)
@@ -76,6 +81,8 @@ class Speculator:
 
     def _likeliest(self, sequence: Sequence) -> tuple[Proposal, Gains]:
         """Of what is proposed for the sequence, that of which most is expected to be right."""
+        if sequence.request.beams is not None:
+            return NOTHING, []
         pairs = [(proposal, self._gains(sequence, proposal)) for proposal in self._proposals(sequence)]
         return max(pairs, key=lambda pair: sum(pair[1]))
 
@@ -95,10 +102,15 @@ class Speculator:
         """Whether it was verified or not: the tokens that came say how good it was."""
         is_right = [token_id == right for token_id, right in zip(proposal.token_ids, came, strict=False)]
         num_right = sum(takewhile(bool, is_right))
-        for grade, places in groupby(range(len(is_right[: num_right + 1])), key=proposal.grades.__getitem__):
+        judged: list[tuple[Grade, bool]] = []
+        for grade, right in zip(proposal.grades[: num_right + 1], is_right, strict=False):
             if grade is not None:
-                judged = [is_right[place] for place in places]
-                self._rates.observe(sequence, grade, num_right=sum(judged), has_wrong=not all(judged))
+                judged.append((grade, right))
+            elif judged and not right:
+                judged[-1] = judged[-1][0], False
+        for grade, answers in groupby(judged, key=lambda each: each[0]):
+            rights = [right for _, right in answers]
+            self._rates.observe(sequence, grade, num_right=sum(rights), has_wrong=not all(rights))
 
     def _gains(self, sequence: Sequence, proposal: Proposal) -> Gains:
         """How likely each of those that may be verified is to be output."""
@@ -110,8 +122,6 @@ class Speculator:
 
     def _count(self, sequence: Sequence, count: int) -> int:
         """How many of so many may be verified: the target's own token is output, too."""
-        if sequence.request.beams is not None:
-            return 0
         if sequence.matcher is not None and not sequence.matcher.can_go_back:
             return 0  # a wrong one would have the whole output parsed again
         count = min(self._most, count)
@@ -136,7 +146,11 @@ class Speculator:
         depths = self._chooser.choose(offers, most, seconds, costs.seconds_per_draft)
         certain = [[1.0] * len(gains) for gains in offers]
         could_pay = any(depths) or any(best_depths(certain, most, seconds, costs.seconds_per_draft))
-        return self._retried(offers, depths) if could_pay else depths
+        if could_pay:
+            depths = self._retried(offers, depths)
+        if not any(depths):
+            self._num_to_rest = _REST
+        return depths
 
     def _retried(self, offers: list[Gains], depths: list[int]) -> list[int]:
         """Where a model has long drafted nothing, nobody knows whether it would be right by now: one draft tells."""

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.prompt_text import Span
 
+_WORD_CHARACTER = re.compile(rb"[\w\x80-\xff]")
 _LAST_WORD = re.compile(rb"[\w\x80-\xff]*[^\w\x80-\xff]*\Z")  # and what stands behind it
-_LETTER = re.compile(rb"[\w\x80-\xff]")
 _MAX_PROMPT_TOKENS = 16_384  # the newest, which are searched
 _MAX_VALUE_BYTES = 256  # of a value that is looked up
 _MAX_TOKENS_AT_ONCE = 64  # of output that came since the last look; before them it is not looked at
 _MAX_ENDS, _MAX_NAME_BYTES, _MAX_FORCED_TOKENS = 64, 64, 64  # remembered of one sequence, and of each end
+_MAX_FORCED_BYTES = 1024  # likewise; behind a longer text no value is guessed
+_MAX_VALUES = 16  # that are guessed at once
 
 _BEGINS, _GOES_ON, _ENDS = Grade("begins"), Grade("goes on"), Grade("ends")  # of values that have not begun
 
@@ -52,13 +54,14 @@ class ValueGuesser:
         value.follow(sequence.output_token_ids, matcher)
 
     def guess(self, sequence: Sequence, matcher: GrammarMatcher, count: int, certain: list[int]) -> Proposal:
-        """At most `count` tokens, where the output has been followed, and these are certain to come next."""
+        """At most `count` tokens, where the output has been followed. `certain`: those that must come next."""
         value, written = self._values[sequence], sequence.output_token_ids
         if len(value.text) > _MAX_VALUE_BYTES:
             return NOTHING
         guess = value.rest(written, matcher, count) if value.text else value.beginning(certain, matcher, count)
         guess = guess.first(count)
-        return guess.first(matcher.num_allowed(written, guess.token_ids))
+        guess = guess.first(matcher.num_allowed(written, guess.token_ids))
+        return guess if guess.num_certain < len(guess.token_ids) else NOTHING
 
 
 @dataclass(slots=True)
@@ -66,16 +69,18 @@ class _Last:
     """The last value of a name."""
 
     token_ids: list[int]  # the one that ended it, and those of what was forced behind that, as the model cut them
-    forced: bytes  # the whole of that text
-    span: Span | None  # where the prompt has it
+    forced: bytes | None  # the whole of that text, where it is short
+    span: Span | None  # where the prompt has it, or has the newest that it did have
     is_empty: bool  # nothing but its end
 
     @property
     def end(self) -> Proposal:
-        return Proposal.graded(self.token_ids[:1], _ENDS) + Proposal.graded(self.token_ids[1:], None)
+        return Proposal.implying(self.token_ids, _ENDS)
 
-    def following(self, matcher: GrammarMatcher) -> tuple[bytes, bytes]:
+    def following(self, matcher: GrammarMatcher) -> tuple[bytes, bytes] | None:
         """The name of the value behind this one, and what is forced before it that no token of these has."""
+        if self.forced is None:
+            return None
         return _last_word(self.forced), self.forced[len(matcher.text_of(self.token_ids[1:])) :]
 
 
@@ -88,6 +93,7 @@ class _Value:
         self._copied_until = 0  # of the prompt: where the last value that was found there ends
         self._num_looked_at = 0  # places in the output
         self._forced = b""  # what comes before the value
+        self._num_forced = 0  # bytes of it that are still to be written
         self._name = b""  # its last word: mostly a field's name; empty where it is not known
         self._lasts: dict[bytes, _Last] = {}  # by name; newest last
         self._newest_end: list[int] = []  # of them; what is forced is still being written to it
@@ -96,21 +102,21 @@ class _Value:
     def follow(self, token_ids: list[int], matcher: GrammarMatcher) -> None:
         first = len(token_ids) + 1 - _MAX_TOKENS_AT_ONCE
         if first > self._num_looked_at:  # what came in between is not known
-            self._num_looked_at, self._forced = first, b""
+            self._num_looked_at, self._num_forced, self._newest_end = first, 0, []
             self._begin(b"")
         for place in range(self._num_looked_at, len(token_ids) + 1):
             newest = token_ids[place - 1 : place] if place else []
             piece = matcher.text_of(newest)
-            num_forced = min(len(piece), len(self._forced))
-            self._forced = self._forced[num_forced:]
+            num_forced = min(len(piece), self._num_forced)
+            self._num_forced -= num_forced
             self.text += piece[num_forced:]
             if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_FORCED_TOKENS:
                 self._newest_end += newest
-            if not self._forced and (forced := matcher.forced_text_after(token_ids[:place])):
+            if self._num_forced == 0 and (forced := matcher.forced_text_after(token_ids[:place])):
                 if self.text:
                     self._end(newest[0], piece, forced)
                 self._begin(_last_word(forced))
-                self._forced = forced
+                self._forced, self._num_forced = forced, len(forced)
         self._num_looked_at = len(token_ids) + 1
 
     def _begin(self, name: bytes) -> None:
@@ -122,15 +128,20 @@ class _Value:
         """By this token, if it is one that only ends: no part of a word, behind something else."""
         self._newest_end = []
         value = bytes(self.text[: -len(piece)])
-        is_empty = not value and _LETTER.search(self._name) is None  # between two records, not between two quotes
-        if not (value or is_empty) or not self._name or piece[-1:].isalnum():
+        is_between = not (self._name.endswith(b'"') or _WORD_CHARACTER.search(self._name))  # two values: none itself
+        if not (value or is_between) or not self._name or piece[-1:].isalnum():
             return
         span = self.prompt.find(value, self._copied_until) if 0 < len(value) <= _MAX_VALUE_BYTES else None
         if span is not None:
             self._copied_until = span.end
         self._newest_end = [token_id]
-        self._lasts.pop(self._name, None)
-        self._lasts[self._name] = _Last(self._newest_end, forced, span, is_empty)
+        before = self._lasts.pop(self._name, None)
+        self._lasts[self._name] = _Last(
+            self._newest_end,
+            forced if len(forced) <= _MAX_FORCED_BYTES else None,
+            span or (before.span if before else None),
+            is_empty=not value,
+        )
         if len(self._lasts) > _MAX_ENDS:
             del self._lasts[next(iter(self._lasts))]
 
@@ -146,15 +157,15 @@ class _Value:
             word = matcher.tokens_of(self.prompt.text_of(found.end, place))
             word = word[: matcher.num_allowed(written, word)]
         grade = Grade("value", 2 * ((found is not None) + bool(word)) + (last is not None))
-        if last is None:
-            end = self._likely_end(written + word, matcher)
-            return Proposal.graded(word + end[:1], grade) + Proposal.graded(end[1:], None)
-        guess = Proposal.graded(word + last.token_ids[:1], grade) + Proposal.graded(last.token_ids[1:], None)
-        return guess + self._records(*last.following(matcher), place, matcher, count - len(guess.token_ids))
+        end = last.token_ids if last else self._likely_end(written + word, matcher)
+        guess = Proposal.graded(word, grade) + Proposal.implying(end, grade)
+        if last is not None and (following := last.following(matcher)) is not None:
+            guess += self._records(*following, place, matcher, count - len(guess.token_ids))
+        return guess
 
     def beginning(self, certain: list[int], matcher: GrammarMatcher, count: int) -> Proposal:
         """From a value's beginning on, behind these tokens, which are forced."""
-        forced = self._forced[len(matcher.text_of(certain)) :]
+        forced = self._forced[len(self._forced) - self._num_forced :][len(matcher.text_of(certain)) :]
         guess = self._records(self._name, forced, self._copied_until, matcher, count - len(certain))
         return Proposal.graded(certain, None) + guess if guess.token_ids else NOTHING
 
@@ -163,9 +174,9 @@ class _Value:
         from this place on as the last ones of their names did.
         """
         guess = NOTHING
-        while len(guess.token_ids) < count and len(forced) <= _MAX_NAME_BYTES:
+        for _ in range(_MAX_VALUES):
             last = self._lasts.get(name)
-            if last is None:
+            if last is None or len(guess.token_ids) >= count:
                 break
             text = b""
             if not last.is_empty:
@@ -175,7 +186,9 @@ class _Value:
                 place, text = span.end, self.prompt.text_of(*span)
             word = matcher.tokens_of(forced + text)
             guess += Proposal.graded(word[:1], _BEGINS) + Proposal.graded(word[1:], _GOES_ON) + last.end
-            name, forced = last.following(matcher)
+            if (following := last.following(matcher)) is None:
+                break
+            name, forced = following
         return guess
 
     def _likely_end(self, token_ids: list[int], matcher: GrammarMatcher) -> list[int]:

@@ -149,7 +149,7 @@ def test_certain_proposals_are_taken_before_likely_ones() -> None:
     assert DepthChooser().choose([likely, certain], 10, seconds, 0.0) == [0, 3]
 
 
-def test_what_a_guess_implies_is_as_likely_as_the_guess() -> None:
+def test_what_is_implied_is_verified_with_what_implies_it() -> None:
     cheap = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3]
     assert DepthChooser().choose([[0.5**place for place in range(1, 7)]], 6, cheap, 0.0) == [3]
     assert DepthChooser().choose([[0.5] * 6], 6, cheap, 0.0) == [6]

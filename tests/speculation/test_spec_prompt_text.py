@@ -92,7 +92,7 @@ def test_whatever_the_text_spans_lie_within_it(raw: bytes, beginning: bytes, sta
 def test_records_that_are_as_the_prompt_has_them_take_few_steps_from_the_second_on(
     real: LoadedModel, form: str, is_bounded: bool
 ) -> None:
-    """However the prompt writes them: all that a step would verify is right."""
+    """However the prompt writes them."""
     fields: dict[str, Any] = {"name": {"type": "string"}, "age": {"type": "integer"}, "home": {"type": "string"}}
     schema: dict[str, Any] = {
         "type": "array",

@@ -324,14 +324,14 @@ def test_of_two_proposals_the_one_that_is_right_more_often_is_verified(came: lis
     assert (text > 0.6) == (came == [1, 2, 3]) and (value > 0.6) == (came == [7, 8, 9])
 
 
-def test_what_is_implied_is_not_judged() -> None:
+def test_what_is_implied_is_judged_with_what_implies_it() -> None:
     speculator = Speculator(EngineConfig(speculative="ngram", speculative_adaptive=False), StepCosts())
     speculator._proposer = Rivals([], [7, 8, 9])  # type: ignore[assignment]
     sequence = sequence_of([5])
     for _ in range(5):
         speculator.propose([Row(sequence, 0, [5], [0], 1)], 9)
         sequence.output_token_ids += [7, 4]
-    assert speculator._rates.rate(sequence, Grade("value", 1)) > 0.8
+    assert speculator._rates.rate(sequence, Grade("value", 1)) < 0.4
 
 
 def test_each_token_is_judged_by_its_own_grade_up_to_the_first_wrong_one() -> None:
@@ -346,3 +346,16 @@ def test_each_token_is_judged_by_its_own_grade_up_to_the_first_wrong_one() -> No
     found = speculator._gains(sequence, mixed)
     assert found == pytest.approx([rates[0], rates[0], rates[0] ** 2, rates[0] ** 2 * rates[1],
                                    rates[0] ** 2 * rates[1] * rates[2]])  # fmt: skip
+
+
+def test_a_token_is_as_good_as_what_it_implies() -> None:
+    """A record may go another way than the last: what was implied is not certain, and its gain learns that."""
+    speculator = Speculator(EngineConfig(speculative="ngram", speculative_adaptive=False), StepCosts())
+    certain, end = Proposal.graded([1, 2], None), Proposal.implying([3, 4, 5], Grade("end"))
+    sequence = sequence_of([5])
+    for came, expected in (([1, 2, 3, 4, 9], 0.0), ([1, 2, 3, 4, 5], 1.0), ([1, 9], 1.0), ([1, 2, 3], 1.0)):
+        speculator._rates = AcceptanceRates()
+        for _ in range(200):
+            speculator._judge(sequence, certain + end, came)
+        found = speculator._rates.rate(sequence, Grade("end"))
+        assert found == (0.6 if came == [1, 9] else pytest.approx(expected, abs=0.05))

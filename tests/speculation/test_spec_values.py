@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from bench.extraction import records
@@ -25,9 +25,11 @@ from engine.speculation.prompt_text import _MAX_BYTES, _MAX_WORD_BYTES
 from engine.speculation.proposal import NOTHING, Grade, Proposal
 from engine.speculation.values import (
     _MAX_ENDS,
+    _MAX_FORCED_BYTES,
     _MAX_FORCED_TOKENS,
     _MAX_TOKENS_AT_ONCE,
     _MAX_VALUE_BYTES,
+    _MAX_VALUES,
     ValueGuesser,
 )
 
@@ -123,6 +125,7 @@ def test_a_guess_is_graded_and_says_what_it_implies(real: LoadedModel) -> None:
     assert case.guess().grades[0] == Grade("value", 1)
 
 
+@example([{"name": "Olga", "age": 7, "home": "Rio"}] * 2, "-7 ", 200, 12)  # a word stands where an age would
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     people=st.lists(
@@ -265,14 +268,55 @@ def test_what_is_forced_is_cut_as_the_model_cut_it_before(tiny: LoadedModel) -> 
 
 def test_what_is_remembered_is_bounded(tiny: LoadedModel) -> None:
     names = [f"field{number}" for number in range(_MAX_ENDS + 20)]
-    schema = {"type": "object", "properties": {name: {"type": "string"} for name in names}, "required": names}
-    case = Case(tiny, schema=schema)
+    fields: dict[str, Any] = {name: {"type": "string"} for name in names} | {"field3": {"const": "long " * 2000}}
+    case = Case(tiny, schema={"type": "object", "properties": fields, "required": names})
     for name in names:
-        case.write(("{" if name == names[0] else ", ") + f'"{name}": "x"')
+        text = fields[name].get("const", "x")
+        case.write(("{" if name == names[0] else ", ") + f'"{name}": "{text[:50]}')
         case.guess()
-    [value] = case.guesser._values.values()
+        case.write(text[50:] + '"')
+        [value] = case.guesser._values.values()
+        if name == "field3":  # by now field2 has ended
+            assert value._lasts[b'field2": "'].forced is None
+            assert len(case.guesser.guess(case.sequence, case.matcher, 60, []).token_ids) <= 60
     assert len(value._lasts) == _MAX_ENDS
-    assert all(len(last.token_ids) < 20 for last in value._lasts.values())
+    assert all(len(last.token_ids) <= _MAX_FORCED_TOKENS for last in value._lasts.values())
+    assert all(last.forced is not None and len(last.forced) <= _MAX_FORCED_BYTES for last in value._lasts.values())
+
+
+def test_however_many_tokens_may_be_guessed_few_values_are_looked_up(real: LoadedModel) -> None:
+    """At 1000 at once, and a prompt of a thousand records: what is looked up and cut is bounded."""
+    case = Case(real, "; ".join(f"N{number} is {number} and lives in R{number}" for number in range(1000)))
+    people = [{"name": f"N{number}", "age": number, "home": f"R{number}"} for number in range(3)]
+    for token_id in case.tokens(json.dumps(people)[:-3]):  # up to the last value
+        case.sequence.output_token_ids.append(token_id)
+        case.guess()
+    asked = []
+    inner = case.matcher.tokens_of
+    case.matcher.tokens_of = lambda text: asked.append(text) or inner(text)  # type: ignore
+    assert len(case.guess(1000).token_ids) > 60
+    assert len(asked) <= _MAX_VALUES + 2  # and those of the value that has begun, and of the test
+
+
+def test_an_empty_string_is_a_value_and_not_what_stands_between_two(tiny: LoadedModel) -> None:
+    """Where keys may be left out no name is known but the quotes before each value."""
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in "xyz"}}
+    for value in ("", "red"):
+        case = Case(tiny, "red tan elm", schema=schema)
+        for character in f'{{"x": "{value}", "y": "':
+            case.write(character)
+            case.guess()
+        assert not any(last.is_empty for last in next(iter(case.guesser._values.values()))._lasts.values())
+
+
+def test_where_a_field_stood_is_known_though_its_last_value_was_made_up(tiny: LoadedModel) -> None:
+    case = Case(tiny, "Olga is 31. Lars is 58. Wei is 20.", schema=PEOPLE)
+    for (
+        character
+    ) in '[{"name": "Olga", "age": 31, "home": "-"}, {"name": "Lars", "age": 99, "home": "-"}, {"name": "Wei':
+        case.write(character)
+        case.guess()
+    assert case.guessed(200).startswith('", "age": 20, ')
 
 
 def test_a_proposer_offers_what_it_looks_up_and_what_the_value_may_be(tiny: LoadedModel) -> None:
