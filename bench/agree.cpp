@@ -28,7 +28,7 @@ struct Weights {
         return floats.back().data();
     }
 
-    // In the form given; for int8 products anything but 4 bits becomes CODES.
+    // In the form given; for int8 products anything but GROUPED4 becomes CODES.
     Matrix matrix(int n, int k, int form, bool is_coded) {
         if (is_coded && form != GROUPED4) {
             std::vector<int8_t> codes(static_cast<size_t>(n) * k);
@@ -50,8 +50,9 @@ struct Weights {
             const int first = form == GROUPED8 ? -127 : -8, count = form == GROUPED8 ? 255 : 16;
             for (size_t group = 0; group < w.size(); group += WEIGHT_GROUP) {
                 const float scale = from_half(to_half((0.01f + random_bits() % 100 * 1e-4f) * 16 / count));
+                const float offset = form == GROUPED4 ? from_half(to_half(scale / 1000)) : scale * first;  // or as NEAR4 has it
                 for (int i = 0; i < WEIGHT_GROUP; i++)  // both ends are in use
-                    w[group + i] = scale * (first + (i < 2 ? i * (count - 1) : static_cast<int>(random_bits() % count)));
+                    w[group + i] = std::fma(scale, i < 2 ? i * (count - 1) : static_cast<int>(random_bits() % count), offset);
             }
         }
         panels.emplace_back(padded(n) / PANEL * ms_panel_bytes(form, k));

@@ -13,14 +13,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.speculation.proposal import NOTHING, Grade, Proposal
+from engine.speculation.proposal import CUT, NOTHING, Proposal
 from engine.speculation.values import ValueGuesser
 
 if TYPE_CHECKING:
     from engine.sequence import Sequence
     from engine.speculation.proposal import Proposer
-
-_CUT = Grade("cut")  # of the end of a forced text, which may be cut otherwise with what comes behind it
 
 
 class ForcedFirst:
@@ -41,7 +39,7 @@ class ForcedFirst:
         forced, num_certain = matcher.forced_after(sequence.output_token_ids, count)
         certain = Proposal.graded(forced[:num_certain], None)
         looked_up = self._proposer.propose(sequence, count - len(forced), forced)
-        text = certain + Proposal.graded(forced[num_certain:], _CUT) + looked_up
+        text = certain + Proposal.graded(forced[num_certain:], CUT) + looked_up
         if len(text.token_ids) > num_certain:
             text = text.first(matcher.num_allowed(sequence.output_token_ids, text.token_ids))
         return [text, self._values.guess(sequence, matcher, count, certain.token_ids)]

@@ -19,6 +19,9 @@ class Grade(NamedTuple):
     level: int = 0  # levels of different sources have nothing in common
 
 
+CUT = Grade("cut")  # of the end of a forced text, which may be cut otherwise with what comes behind it
+
+
 class Proposal(NamedTuple):
     """Tokens that may follow a sequence's newest one. Guesses: whatever they are, the output stays the same."""
 

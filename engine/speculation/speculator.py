@@ -62,7 +62,6 @@ class Speculator:
         """Proposals for each of these decoding rows, at most `most` in all; empty lists where none are worth it."""
         if self._num_to_rest:
             self._num_to_rest -= 1
-            self._num_idle_steps += 1
             return [[] for _ in rows]
         likeliest = [self._likeliest(row.sequence) for row in rows]
         offers = [gains for _, gains in likeliest]
@@ -157,7 +156,7 @@ class Speculator:
         if any(depths):
             self._num_idle_steps, self._retry_after = 0, _FIRST_RETRY
             return depths
-        self._num_idle_steps += 1
+        self._num_idle_steps += 1 + _REST
         if self._num_idle_steps < self._retry_after:
             return depths
         self._num_idle_steps, self._retry_after = 0, min(2 * self._retry_after, _LAST_RETRY)

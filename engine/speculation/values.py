@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from engine.speculation.prompt_text import PromptText
-from engine.speculation.proposal import NOTHING, Grade, Proposal
+from engine.speculation.proposal import CUT, NOTHING, Grade, Proposal
 
 if TYPE_CHECKING:
     from engine.guided.matcher import GrammarMatcher
@@ -97,7 +97,7 @@ class _Value:
         self._name = b""  # its last word: mostly a field's name; empty where it is not known
         self._lasts: dict[bytes, _Last] = {}  # by name; newest last
         self._newest_end: list[int] = []  # of them; what is forced is still being written to it
-        self._implied: dict[int, list[int]] = {}  # what may end this value -> what that was found to force
+        self._forced_by: dict[int, Proposal] = {}  # what may end this value -> what that was found to force
 
     def follow(self, token_ids: list[int], matcher: GrammarMatcher) -> None:
         first = len(token_ids) + 1 - _MAX_TOKENS_AT_ONCE
@@ -109,6 +109,7 @@ class _Value:
             piece = matcher.text_of(newest)
             num_forced = min(len(piece), self._num_forced)
             self._num_forced -= num_forced
+            self._forced = self._forced if self._num_forced else b""
             self.text += piece[num_forced:]
             if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_FORCED_TOKENS:
                 self._newest_end += newest
@@ -121,14 +122,15 @@ class _Value:
 
     def _begin(self, name: bytes) -> None:
         self.text.clear()
-        self._implied.clear()
+        self._forced_by.clear()
         self._name = name
 
     def _end(self, token_id: int, piece: bytes, forced: bytes) -> None:
         """By this token, if it is one that only ends: no part of a word, behind something else."""
         self._newest_end = []
         value = bytes(self.text[: -len(piece)])
-        is_between = not (self._name.endswith(b'"') or _WORD_CHARACTER.search(self._name))  # two values: none itself
+        # What stands between two values is none itself. A value may be empty, too: so between quotes, of whatever name.
+        is_between = not (self._name.endswith(b'"') or _WORD_CHARACTER.search(self._name))
         if not (value or is_between) or not self._name or piece[-1:].isalnum():
             return
         span = self.prompt.find(value, self._copied_until) if 0 < len(value) <= _MAX_VALUE_BYTES else None
@@ -157,9 +159,10 @@ class _Value:
             word = matcher.tokens_of(self.prompt.text_of(found.end, place))
             word = word[: matcher.num_allowed(written, word)]
         grade = Grade("value", 2 * ((found is not None) + bool(word)) + (last is not None))
-        end = last.token_ids if last else self._likely_end(written + word, matcher)
-        guess = Proposal.graded(word, grade) + Proposal.implying(end, grade)
-        if last is not None and (following := last.following(matcher)) is not None:
+        if last is None:
+            return Proposal.graded(word, grade) + self._likely_end(written + word, matcher, grade)
+        guess = Proposal.graded(word, grade) + Proposal.implying(last.token_ids, grade)
+        if (following := last.following(matcher)) is not None:
             guess += self._records(*following, place, matcher, count - len(guess.token_ids))
         return guess
 
@@ -191,7 +194,7 @@ class _Value:
             name, forced = following
         return guess
 
-    def _likely_end(self, token_ids: list[int], matcher: GrammarMatcher) -> list[int]:
+    def _likely_end(self, token_ids: list[int], matcher: GrammarMatcher, grade: Grade) -> Proposal:
         """A token that may follow these and end a value of a name that is new, and what is forced behind it; or
         nothing.
 
@@ -200,10 +203,12 @@ class _Value:
         ends = [last.token_ids[0] for last in reversed(self._lasts.values()) if not last.is_empty]
         for end in dict.fromkeys(ends):
             if matcher.num_allowed(token_ids, [end]):
-                if end not in self._implied:  # it may be long: once for each value
-                    self._implied[end] = matcher.forced_after([*token_ids, end], _MAX_FORCED_TOKENS)[0]
-                return [end, *self._implied[end]]
-        return []
+                if end not in self._forced_by:  # it may be long: once for each value
+                    forced, num_certain = matcher.forced_after([*token_ids, end], _MAX_FORCED_TOKENS)
+                    certain, others = forced[:num_certain], forced[num_certain:]
+                    self._forced_by[end] = Proposal.graded(certain, None) + Proposal.graded(others, CUT)
+                return Proposal.graded([end], grade) + self._forced_by[end]
+        return NOTHING
 
 
 def _last_word(text: bytes) -> bytes:

@@ -30,7 +30,7 @@ class Form(IntEnum):
     GROUPED8 = 2  # scale * q + offset, 32 inputs of an output having one scale and offset: GGUF's Q8_0
     GROUPED4 = 3  # the same with 4 bits: GGUF's Q4_0 and Q4_1
     CODES = 4  # int8 with a scale for each output; the other factor is rounded to int8 too
-    NEAR4 = 5  # GROUPED4 whose offsets are not tiny beside their scales: it becomes floats faster
+    NEAR4 = 5  # GROUPED4 whose offsets are zero or a quarter of their scales at least: it becomes floats faster
 
 
 class Matrix(ctypes.Structure):

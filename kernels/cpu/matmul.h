@@ -10,13 +10,18 @@ namespace ms {
 
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 12;  // 24 of 32 registers accumulate
-constexpr int FEW_ROWS = 24;   // so many read the weights straight into their tiles; for more they become floats once
 #elif defined(__AVX2__)
 constexpr int TILE_ROWS = 6;  // 12 of 16
-constexpr int FEW_ROWS = 5;   // a tile of 6 has no registers left to make floats with
 #else
 constexpr int TILE_ROWS = 3;  // NEON: 24 of 32
-constexpr int FEW_ROWS = 6;
+#endif
+// So many rows read the weights straight into their tiles; for more they become floats once. With AVX2 a tile of six has no
+// registers left to make floats of codes with.
+template <typename Strip>
+constexpr int FEW_ROWS = 2 * TILE_ROWS;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+template <int BITS, bool IS_NEAR>
+constexpr int FEW_ROWS<Grouped<BITS, IS_NEAR>> = TILE_ROWS - 1;
 #endif
 constexpr int BLOCK_ROWS = 96;  // rows that stay in the L2 cache while the strips pass
 constexpr int BLOCK_K = 576;    // of k, likewise; a multiple of WEIGHT_GROUP. Partial sums are kept in y, exactly
@@ -72,11 +77,12 @@ inline void short_tile(int rows, const Part& part, const Strip* strips) {
 // A strip by any number of rows.
 template <typename Strip>
 inline void by_tiles(int rows, Part part, const Strip& strip) {
-    for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
-        tile<TILE_ROWS, 1>(part, &strip);
-        part.x += TILE_ROWS * part.x_stride;
-        part.y += TILE_ROWS * part.y_stride;
-    }
+    if constexpr (FEW_ROWS<Strip> >= TILE_ROWS)
+        for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
+            tile<TILE_ROWS, 1>(part, &strip);
+            part.x += TILE_ROWS * part.x_stride;
+            part.y += TILE_ROWS * part.y_stride;
+        }
     short_tile<TILE_ROWS - 1, 1>(rows, part, &strip);
 }
 
@@ -98,7 +104,7 @@ inline void matmul(const float* x, long x_stride, const uint8_t* packed, float* 
                     continue;
                 }
                 for (int n = 0; n < STRIPS; n++, part.y += STRIP)
-                    if (count <= FEW_ROWS)
+                    if (count <= FEW_ROWS<Strip>)
                         by_tiles(count, part, strips[n]);
                     else
                         by_tiles(count, part, to_floats(strips[n], part.k_len, room));

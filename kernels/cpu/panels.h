@@ -8,7 +8,8 @@
 //   Grouped<8>  w = scale * q + offset, 32 k of a column having one scale and offset, both of half precision;
 //               q in -127 .. 127, offset 0: GGUF's Q8_0
 //   Grouped<4>  the same with q in 0 .. 15 and any offset: GGUF's Q4_0 and Q4_1
-//   Near4       Grouped<4> where no offset is so small beside its scale that a faster way to floats would round
+//   Near4       Grouped<4> where no offset is so small beside its scale (under a quarter of it, and not zero) that a faster
+//               way to floats would round
 //   Floats      any other
 //
 // Each of them has
@@ -108,8 +109,9 @@ class Halves {
 //
 //   w = (1 + q / 2^(23 - B)) * (scale * 2^(23 - B)) + (offset - scale * 2^(23 - B)),
 //
-// rounded once, from factors that are exact where IS_NEAR: the float that scale * q + offset is. What is read beyond the lanes
-// lies within the group.
+// rounded once, from factors that are exact where IS_NEAR: the float that scale * q + offset is, as long as the compiler fuses
+// them (in 8 bits, where the fraction holds q + 128, their product has 27 bits). What is read beyond the lanes lies within
+// the group.
 template <int BITS, bool IS_NEAR = BITS == 8>
 class Grouped {
   public:
@@ -117,7 +119,7 @@ class Grouped {
     static constexpr long CODES_AT = STRIP * 2, SCALES_AT = CODES_AT + STRIP * WEIGHT_GROUP * BITS / 8;
     static constexpr long GROUP_BYTES = SCALES_AT + STRIP * 2;
     static constexpr int ZERO = BITS == 8 ? 128 : 0;  // is added to q, which may be negative
-    static constexpr int PLACES = 8 / BITS;           // in a byte
+    static constexpr int FACTORS = IS_NEAR ? 8 / BITS : 1;  // pairs of a scale and an offset: one for each place in a byte
     Grouped() = default;
     static constexpr long bytes(int k_len) { return k_len / WEIGHT_GROUP * GROUP_BYTES; }
     Grouped(const void* strip, int k) : at(static_cast<const uint8_t*>(strip) + k / WEIGHT_GROUP * GROUP_BYTES) {}
@@ -137,7 +139,7 @@ class Grouped {
     }
 
     struct Run {
-        vf scale[PLACES][STRIP_VECTORS], offset[PLACES][STRIP_VECTORS];
+        vf scale[FACTORS][STRIP_VECTORS], offset[FACTORS][STRIP_VECTORS];
         const uint8_t* lanes;
 
         template <int AT>
@@ -146,9 +148,10 @@ class Grouped {
             const uint8_t* at = lanes + k / TOGETHER * STRIP * 4 + (IS_NEAR ? AT % 4 - BIT / 8 : 0);
             for (int j = 0; j < STRIP_VECTORS; j++) {
                 const vi lane = load_bytes(at + j * VL * 4);
-                const vf q = IS_NEAR ? one_and<BITS, BIT, ZERO>(lane)
-                                     : __builtin_convertvector(lane >> (8 * (AT % 4) + 4 * PLACE) & 15, vf);
-                w[j] = q * scale[PLACE][j] + offset[PLACE][j];
+                if constexpr (IS_NEAR)
+                    w[j] = one_and<BITS, BIT, ZERO>(lane) * scale[PLACE][j] + offset[PLACE][j];
+                else
+                    w[j] = low_nibbles(lane >> (8 * (AT % 4) + 4 * PLACE)) * scale[0][j] + offset[0][j];
             }
         }
     };
@@ -161,9 +164,10 @@ class Grouped {
         prefetch<GROUP_BYTES>(group);
         Run run;
         for (int j = 0; j < STRIP_VECTORS; j++)
-            for (int place = 0; place < PLACES; place++) {
-                run.scale[place][j] = IS_NEAR ? scales(group, j) * unit(place) : scales(group, j);
-                run.offset[place][j] = offsets(group, j) - scales(group, j) * (unit(place) + ZERO);
+            for (int i = 0; i < FACTORS; i++) {
+                const vf scale = scales(group, j), offset = offsets(group, j);
+                run.scale[i][j] = IS_NEAR ? scale * unit(i) : scale;
+                run.offset[i][j] = IS_NEAR ? offset - scale * (unit(i) + ZERO) : offset;
             }
         run.lanes = group + CODES_AT;
         return run;
@@ -172,7 +176,7 @@ class Grouped {
   private:
     // The lowest bit of q in its float's fraction, by the half of the byte that holds it.
     static constexpr int bit(int place) { return BITS == 8 ? 8 : place ? 12 : 16; }
-    static constexpr float unit(int place) { return IS_NEAR ? 1 << (23 - bit(place)) : 0; }
+    static constexpr float unit(int place) { return 1 << (23 - bit(place)); }
     static vf halves(const uint8_t* at, int j) { return load_halves(reinterpret_cast<const uint16_t*>(at) + j * VL); }
 
     // scale * q + offset == w for the 32 of a group, exactly. The ends of q's range are mostly both in use: so the distance of
@@ -206,7 +210,7 @@ class Grouped {
     static bool fits(const float* w, uint16_t half_scale, uint16_t half_offset, int* q) {
         constexpr float FIRST = BITS == 8 ? -127 : 0, LAST = BITS == 8 ? 127 : 15;
         const float scale = from_half(half_scale), offset = from_half(half_offset), inverse = scale ? 1 / scale : 0;
-        for (int place = 0; place < PLACES; place++) {
+        for (int place = 0; IS_NEAR && place < FACTORS; place++) {
             const double exact = offset - static_cast<double>(scale) * (unit(place) + ZERO);
             if (static_cast<float>(exact) != exact) return false;
         }

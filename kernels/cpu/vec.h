@@ -90,6 +90,16 @@ inline vf as_floats(vi bits) {
     std::memcpy(&floats, &bits, sizeof floats);
     return floats;
 }
+// The low four bits of each lane, as floats. AVX-512 looks them up in a register: one operation instead of two.
+inline vf low_nibbles(vi lanes) {
+#if defined(__AVX512F__)
+    const vf numbers = __builtin_convertvector(LANE_NUMBERS, vf);
+    return reinterpret_cast<vf>(_mm512_permutexvar_ps(reinterpret_cast<__m512i>(lanes), reinterpret_cast<__m512>(numbers)));
+#else
+    return __builtin_convertvector(lanes & 15, vf);
+#endif
+}
+
 // 1 + n / 2^(23 - BIT), n being the BITS bits of each lane from BIT on, plus ZERO (none, or half of what they can count).
 template <int BITS, int BIT, int ZERO>
 inline vf one_and(vi lanes) {

@@ -9,7 +9,7 @@ from kernels.cpu.library import Form, Library, Matrix
 from kernels.quant_matmul.reference import coded_products
 
 SHAPES = [(32, 33), (576, 96), (1536, 64), (608, 40)]  # inputs, outputs: 608 are more than one block of k
-ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 31, 97, 200]
+ROWS = [1, 2, 3, 5, 6, 7, 12, 13, 24, 25, 31, 97, 200]
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -65,6 +65,7 @@ MADE = {
     "q8_0": (q8_0, Form.GROUPED8),
     "bfloat16": (bfloat16, Form.HALVES),
     "float32": (lambda inputs, outputs: random(outputs, inputs, seed=5), Form.FLOATS),
+    "smallest scales": (lambda inputs, outputs: q4_0(inputs, outputs).sign() * 7 * 2.0**-24, Form.NEAR4),
     "zeros": (lambda inputs, outputs: torch.zeros(outputs, inputs), Form.NEAR4),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import EngineConfig
-from engine.costs import StepCosts
+from engine.costs import StepCosts, StepSize
 from engine.params import SamplingParams
 from engine.plan import Row, Sampled
 from engine.sequence import Request, Sequence
@@ -359,3 +359,28 @@ def test_a_token_is_as_good_as_what_it_implies() -> None:
             speculator._judge(sequence, certain + end, came)
         found = speculator._rates.rate(sequence, Grade("end"))
         assert found == (0.6 if came == [1, 9] else pytest.approx(expected, abs=0.05))
+
+
+@pytest.mark.parametrize(("proposer", "expected"), [("draft", 4), ("ngram", 32)])
+def test_a_model_that_is_not_worth_asking_is_left_alone_for_some_steps(proposer: str, expected: int) -> None:
+    """What came says how good other guesses are, so these are made at each step."""
+    costs = StepCosts()
+    costs.observe(StepSize(0, num_decoding=1, num_drawn=1), 1.0)
+    costs.observe(StepSize(0, num_decoding=1, num_proposals=1, num_drawn=1, draft_depth=1), 6.0, draft_seconds=5.0)
+    model = "another" if proposer == "draft" else None
+    speculator = Speculator(EngineConfig(speculative=proposer, speculative_model=model), costs)
+    num_weighed = 0
+    inner = speculator._likeliest
+
+    def counted(sequence: Sequence) -> tuple[Proposal, list[float]]:
+        nonlocal num_weighed
+        num_weighed += 1
+        return inner(sequence)
+
+    speculator._likeliest = counted  # type: ignore[method-assign]
+    sequence = sequence_of([5, 6, 5])
+    for _ in range(32):
+        [found] = speculator.propose([Row(sequence, 0, [5], [0], 1)], 9)
+        assert proposer == "ngram" or not found
+        sequence.output_token_ids.append(7)
+    assert num_weighed == expected
