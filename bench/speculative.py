@@ -12,8 +12,8 @@ had for this vocabulary, so `draft` is the target with its last layers left out:
 row is the seed's example: a draft of 2 ms, a target of 50 ms, acceptance 0.7, K = 5, by the real scheduler.
 
 All modes run side by side, each until another of its requests has ended, then the next: what slows the machine for a
-minute slows them alike. Of several turns the fastest counts, at batch 1 for each request by itself. Grammars are
-checked before the clock runs, and are kept from turn to turn: neither that nor their compilation is in the times.
+minute slows them alike. Of several turns the fastest counts, at batch 1 for each request by itself: so the engine is
+warm, rates and costs are learned and grammars, which are checked before the clock runs, are compiled in a turn before.
 
 The model comes in 4 bits, and a lone token's forward reads few bytes. With `--weights bfloat16` its weights are rounded
 to what most checkpoints come in. With `--dtype int8` the target computes in int8; `self` is left out, as its draft

@@ -12,6 +12,7 @@ import re
 from typing import NamedTuple
 
 _MARK = b"\0"  # before each word, so that words are found at their start alone
+_WORD_ENDS = rb"(?![\w\x80-\xff])"
 _WORD_START = re.compile(rb"(?<![\w\x80-\xff])(?=[\w\x80-\xff])")
 _REST_OF_WORD = re.compile(rb"\0?[\w\x80-\xff]*(?:[-.@:/'+&#]\0[\w\x80-\xff]+)*")
 _WORDS = re.compile(rb"\0?[\w\x80-\xff]*(?:[-.@:/'+&# ]\0[\w\x80-\xff]+)*")
@@ -27,6 +28,7 @@ class Span(NamedTuple):
 
     begin: int
     end: int
+    behind: int = 0  # where the value before it ended: what stands between is its own surroundings
 
 
 class PromptText:
@@ -43,11 +45,17 @@ class PromptText:
             found = self._lower_text.find(wanted)
         return None if found < 0 else Span(found, found + len(wanted))
 
+    def find_whole(self, value: bytes, start: int) -> Span | None:
+        """The same of whole words."""
+        wanted = re.compile(re.escape(_marked(value).lower()) + _WORD_ENDS)
+        found = wanted.search(self._lower_text, start) or wanted.search(self._lower_text)
+        return Span(*found.span()) if found else None
+
     def next_like(self, last: Span, start: int) -> Span | None:
         """The next value from `start` on that has before it what the last one had: a word and marks, or the marks, or
         those on its line.
         """
-        word, marks = self._before(last.begin)
+        word, marks = self._before(last)
         for left in dict.fromkeys((word + marks, marks, marks[max(0, marks.rfind(b"\n")) :])):
             found = self._lower_text.find(left, start, start + _MAX_REACH) if left.strip(b" ") else -1
             if found >= 0 and (end := self.end_like(last, found + len(left))) > found + len(left):
@@ -74,8 +82,10 @@ class PromptText:
     def text_of(self, begin: int, end: int) -> bytes:
         return self._text[begin:end].replace(_MARK, b"")
 
-    def _before(self, place: int) -> tuple[bytes, bytes]:
-        match = _BEFORE.search(self._lower_text, max(0, place - _MAX_WORD_BYTES), place)
+    def _before(self, last: Span) -> tuple[bytes, bytes]:
+        """A word and marks. The value before is no such word: another row of a table has another."""
+        behind = last.behind if last.behind <= last.begin else 0
+        match = _BEFORE.search(self._lower_text, max(behind, last.begin - _MAX_WORD_BYTES), last.begin)
         return (match[1], match[2]) if match else (b"", b"")
 
     def _behind(self, place: int) -> tuple[bytes, bytes]:

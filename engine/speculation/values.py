@@ -114,7 +114,8 @@ class _Value:
             if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_FORCED_TOKENS:
                 self._newest_end += newest
             if self._num_forced == 0 and (forced := matcher.forced_text_after(token_ids[:place])):
-                if self.text:
+                self._newest_end = []
+                if self.text and not num_forced:  # a token that has both is no end that could be repeated
                     self._end(newest[0], piece, forced)
                 self._begin(_last_word(forced))
                 self._forced, self._num_forced = forced, len(forced)
@@ -127,15 +128,14 @@ class _Value:
 
     def _end(self, token_id: int, piece: bytes, forced: bytes) -> None:
         """By this token, if it is one that only ends: no part of a word, behind something else."""
-        self._newest_end = []
         value = bytes(self.text[: -len(piece)])
         # What stands between two values is none itself. A value may be empty, too: so between quotes, of whatever name.
         is_between = not (self._name.endswith(b'"') or _WORD_CHARACTER.search(self._name))
         if not (value or is_between) or not self._name or piece[-1:].isalnum():
             return
-        span = self.prompt.find(value, self._copied_until) if 0 < len(value) <= _MAX_VALUE_BYTES else None
+        span = self.prompt.find_whole(value, self._copied_until) if 0 < len(value) <= _MAX_VALUE_BYTES else None
         if span is not None:
-            self._copied_until = span.end
+            span, self._copied_until = span._replace(behind=self._copied_until), span.end
         self._newest_end = [token_id]
         before = self._lasts.pop(self._name, None)
         self._lasts[self._name] = _Last(
@@ -186,7 +186,7 @@ class _Value:
                 span = self.prompt.next_like(last.span, place) if last.span else None
                 if span is None:
                     break
-                place, text = span.end, self.prompt.text_of(*span)
+                place, text = span.end, self.prompt.text_of(span.begin, span.end)
             word = matcher.tokens_of(forced + text)
             guess += Proposal.graded(word[:1], _BEGINS) + Proposal.graded(word[1:], _GOES_ON) + last.end
             if (following := last.following(matcher)) is None:

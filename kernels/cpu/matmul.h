@@ -77,6 +77,7 @@ inline void short_tile(int rows, const Part& part, const Strip* strips) {
 // A strip by any number of rows.
 template <typename Strip>
 inline void by_tiles(int rows, Part part, const Strip& strip) {
+    static_assert(FEW_ROWS<Strip> >= TILE_ROWS - 1, "more rows than a short tile has would be left out");
     if constexpr (FEW_ROWS<Strip> >= TILE_ROWS)
         for (; rows >= TILE_ROWS; rows -= TILE_ROWS) {
             tile<TILE_ROWS, 1>(part, &strip);

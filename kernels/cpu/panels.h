@@ -105,12 +105,13 @@ class Halves {
 // whose high halves the last four: products of integers (matmul_int8.h) want them so.
 //
 // A lane becomes a float without being shifted or converted: read so many bytes on that q comes to lie within a float's
-// fraction, from bit B on, and given the exponent of 1, it is 1 + q / 2^(23 - B). So
+// fraction, from bit B on, and given the exponent of 1, it is 1 + (q + Z) / 2^(23 - B), Z being 128 in 8 bits, where q may be
+// negative, and else 0. So
 //
-//   w = (1 + q / 2^(23 - B)) * (scale * 2^(23 - B)) + (offset - scale * 2^(23 - B)),
+//   w = (1 + (q + Z) / 2^(23 - B)) * (scale * 2^(23 - B)) + (offset - scale * (2^(23 - B) + Z)),
 //
 // rounded once, from factors that are exact where IS_NEAR: the float that scale * q + offset is, as long as the compiler fuses
-// them (in 8 bits, where the fraction holds q + 128, their product has 27 bits). What is read beyond the lanes lies within
+// them (in 8 bits their product has 27 bits). What is read beyond the lanes lies within
 // the group.
 template <int BITS, bool IS_NEAR = BITS == 8>
 class Grouped {

@@ -287,7 +287,7 @@ def test_what_is_remembered_is_bounded(tiny: LoadedModel) -> None:
 def test_however_many_tokens_may_be_guessed_few_values_are_looked_up(real: LoadedModel) -> None:
     """At 1000 at once, and a prompt of a thousand records: what is looked up and cut is bounded."""
     case = Case(real, "; ".join(f"N{number} is {number} and lives in R{number}" for number in range(1000)))
-    people = [{"name": f"N{number}", "age": number, "home": f"R{number}"} for number in range(3)]
+    people = [{"name": f"N{number}", "age": number, "home": f"R{number}"} for number in range(500, 503)]
     for token_id in case.tokens(json.dumps(people)[:-3]):  # up to the last value
         case.sequence.output_token_ids.append(token_id)
         case.guess()
@@ -307,6 +307,21 @@ def test_an_empty_string_is_a_value_and_not_what_stands_between_two(tiny: Loaded
             case.write(character)
             case.guess()
         assert not any(last.is_empty for last in next(iter(case.guesser._values.values()))._lasts.values())
+
+
+def test_a_token_that_is_forced_in_part_teaches_no_end(real: LoadedModel) -> None:
+    """Behind `true` a brace is forced, and the model writes it with the comma that follows, which is not."""
+    fields = {"name": {"type": "string"}, "is_here": {"type": "boolean"}}
+    item = {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    case = Case(real, "Olga is here. Lars is here. Wei is here.", schema={"type": "array", "items": item})
+    assert len(case.tokens("},")) == 1
+    for token_id in case.tokens(
+        '[{"name": "Olga", "is_here": true}, {"name": "Lars", "is_here": true}, {"name": "Wei"'
+    ):
+        case.sequence.output_token_ids.append(token_id)
+        case.guess()
+    [value] = case.guesser._values.values()
+    assert not any(real.tokenizer.decode(last.token_ids[:1]).startswith("}") for last in value._lasts.values())
 
 
 def test_where_a_field_stood_is_known_though_its_last_value_was_made_up(tiny: LoadedModel) -> None:
