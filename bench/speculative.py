@@ -24,10 +24,10 @@ own measurements as well: on a machine that others use, too, its ratios still sa
 
 At batch 1 a second figure leaves out what comes before a request's first token: nothing guesses a prompt.
 
-Bars, over whole requests: the best proposer at least 1.8x at batch 1 where the model extracts (of what it writes in the
-two free tasks half is its own, which nothing can look up: they are told); none below 0.97x over a run; from batch 4 on
-at least 0.9 of the best fixed K; simulated 2.45x +- 0.1. The tokens of all modes are equal. A table, then one JSON
-line; exit code 1 where a bar is missed.
+Bars, over whole requests: the best proposer at least 1.8x at batch 1, also of the two free tasks, where half of what
+this model writes is its own and no lookup knows it; none below 0.97x over a run; from batch 4 on at least 0.9 of the
+best fixed K; simulated 2.45x +- 0.1. The tokens of all modes are equal. A table, then one JSON line; exit code 1 where
+a bar is missed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ from engine.runner import TorchRunner, load_runner
 from engine.weights import resolve
 
 MODEL = "smollm2-135m"
-EXTRACTIVE = ("extract", "json", "verbatim")
 FIXED = (1, 3, 5)
 LEAST_BEST, LEAST_WORST, LEAST_OF_FIXED = 1.8, 0.97, 0.9
 
@@ -302,11 +301,9 @@ def reported(modes: list[Mode], tasks: list[str], batches: list[int], differing:
     }
     bars: list[tuple[str, str, bool]] = []
     if 1 in batches:
-        for task in [each for each in tasks if each in EXTRACTIVE]:
+        for task in tasks:
             best = max(row[f"{task}, batch 1"] for row in adapted.values())
             bars.append((f"{task}, batch 1: the best proposer at least 1.8x", f"{best:.2f}x", best >= LEAST_BEST))
-        if not bars:
-            print("batch 1: no bar, as no task is extractive")
     least = min(whole.values())
     bars.append(("over the whole run, the worst proposer at least 0.97x", f"{least:.2f}x", least >= LEAST_WORST))
     for batch in [each for each in batches if each >= 4 and "ngram" in adapted]:
