@@ -156,8 +156,8 @@ class Speculator:
         if any(depths):
             self._num_idle_steps, self._retry_after = 0, _FIRST_RETRY
             return depths
-        self._num_idle_steps += 1 + _REST
         if self._num_idle_steps < self._retry_after:
+            self._num_idle_steps += 1 + _REST  # this one, and those that it is left alone for
             return depths
         self._num_idle_steps, self._retry_after = 0, min(2 * self._retry_after, _LAST_RETRY)
         index = next(index for index, gains in enumerate(offers) if gains)

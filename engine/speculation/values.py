@@ -109,7 +109,8 @@ class _Value:
             piece = matcher.text_of(newest)
             num_forced = min(len(piece), self._num_forced)
             self._num_forced -= num_forced
-            self._forced = self._forced if self._num_forced else b""
+            if not self._num_forced:
+                self._forced = b""
             self.text += piece[num_forced:]
             if 0 < num_forced == len(piece) and len(self._newest_end) < _MAX_FORCED_TOKENS:
                 self._newest_end += newest

@@ -23,7 +23,7 @@ _POINTER = ctypes.c_void_p
 
 
 class Form(IntEnum):
-    """How a matrix is kept. All but CODES give back what was packed. Int8 products take CODES, GROUPED4."""
+    """How a matrix is kept. All but CODES give back what was packed; int8 products take CODES and GROUPED4."""
 
     FLOATS = 0
     HALVES = 1  # the upper 16 bits of each: a checkpoint in bfloat16

@@ -111,8 +111,7 @@ class Halves {
 //   w = (1 + (q + Z) / 2^(23 - B)) * (scale * 2^(23 - B)) + (offset - scale * (2^(23 - B) + Z)),
 //
 // rounded once, from factors that are exact where IS_NEAR: the float that scale * q + offset is, as long as the compiler fuses
-// them (in 8 bits their product has 27 bits). What is read beyond the lanes lies within
-// the group.
+// them (in 8 bits their product has 27 bits). What is read beyond the lanes lies within the group.
 template <int BITS, bool IS_NEAR = BITS == 8>
 class Grouped {
   public:

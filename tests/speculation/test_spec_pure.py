@@ -384,3 +384,17 @@ def test_a_model_that_is_not_worth_asking_is_left_alone_for_some_steps(proposer:
         assert proposer == "ngram" or not found
         sequence.output_token_ids.append(7)
     assert num_weighed == expected
+
+
+def test_a_model_that_was_wrong_is_asked_again_after_32_steps_and_then_ever_later() -> None:
+    """Steps that it is left alone for count as well."""
+    costs = StepCosts()
+    for num_tokens in (1, 2):
+        size = StepSize(0, num_decoding=1, num_proposals=num_tokens - 1, num_drawn=1, draft_depth=num_tokens - 1)
+        costs.observe(size, 1.0 + 0.1 * num_tokens, draft_seconds=0.01 * (num_tokens - 1))
+    speculator = Speculator(EngineConfig(speculative="draft", speculative_model="another"), costs)
+    sequence = sequence_of([5])
+    for _ in range(200):
+        speculator._rates.observe(sequence, Grade("model"), num_right=0, has_wrong=True)
+    asked = [step for step in range(200) if speculator.propose([Row(sequence, 0, [5], [0], 1)], 9) != [[]]]
+    assert asked == [32, 32 + 1 + 64]

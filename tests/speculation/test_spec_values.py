@@ -278,7 +278,6 @@ def test_what_is_remembered_is_bounded(tiny: LoadedModel) -> None:
         [value] = case.guesser._values.values()
         if name == "field3":  # by now field2 has ended
             assert value._lasts[b'field2": "'].forced is None
-            assert len(case.guesser.guess(case.sequence, case.matcher, 60, []).token_ids) <= 60
     assert len(value._lasts) == _MAX_ENDS
     assert all(len(last.token_ids) <= _MAX_FORCED_TOKENS for last in value._lasts.values())
     assert all(last.forced is not None and len(last.forced) <= _MAX_FORCED_BYTES for last in value._lasts.values())
@@ -326,9 +325,8 @@ def test_a_token_that_is_forced_in_part_teaches_no_end(real: LoadedModel) -> Non
 
 def test_where_a_field_stood_is_known_though_its_last_value_was_made_up(tiny: LoadedModel) -> None:
     case = Case(tiny, "Olga is 31. Lars is 58. Wei is 20.", schema=PEOPLE)
-    for (
-        character
-    ) in '[{"name": "Olga", "age": 31, "home": "-"}, {"name": "Lars", "age": 99, "home": "-"}, {"name": "Wei':
+    made_up = FIRST.replace("Rio", "-") + ', {"name": "Lars", "age": 99, "home": "-"}, {"name": "Wei'
+    for character in made_up:
         case.write(character)
         case.guess()
     assert case.guessed(200).startswith('", "age": 20, ')
